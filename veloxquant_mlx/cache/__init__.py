@@ -1,0 +1,1 @@
+"""The storage-owning cache, its configuration and its factory."""

@@ -1,0 +1,1 @@
+"""The KVCache interface and the errors."""

@@ -1,0 +1,1 @@
+"""What makes mlx-lm models run on these caches."""

@@ -1,0 +1,1 @@
+"""The block pool and the caches that take their blocks from it."""
