@@ -1,0 +1,512 @@
+"""BlockPoolAllocator: which blocks of a shared KV-cache budget are held by whom (standard library only).
+
+The pool knows blocks and nothing of caches or requests. A block is room for `block_size` tokens in one stream; the
+pool keeps count, the caches keep the arrays.
+
+Invariants, all kept under one lock:
+- blocks in use + free blocks == stats.n_blocks, in each stream and over all;
+- a block id is in one place only: never used, returned, held by one owner, or retired for good;
+- `allocate` makes a new `Block` handle for each lease, and only the handle of the running lease can free or mark the
+  block. So freeing is idempotent, and a handle kept too long can't free what now belongs to somebody else.
+Every operation costs O(1) per block it touches, and a block nobody has used yet is only a number in a range.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from operator import attrgetter
+
+from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError, OwnerAlreadyActiveError
+
+HISTORY_LENGTH = 256
+
+
+def _whole(name: str, number: object, least: int) -> int:
+    """`number` if it is an int of at least `least`; ValueError saying so otherwise (a bool is no number)."""
+    if type(number) is not int or number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {number!r}.")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """How large a pool is and whether it may grow.
+
+    Attributes:
+        block_size: Tokens per block.
+        n_blocks: Blocks at the start, over all streams.
+        separate_kv: Keys and values each have half of the blocks (an odd one goes to "k"); otherwise one stream "kv".
+        grow_on_exhaustion: Add the missing blocks instead of refusing.
+        max_blocks: The most blocks the pool may grow to, over all streams; None is no limit.
+
+    Raises:
+        ValueError: naming the field, what it was and what is allowed.
+    """
+
+    block_size: int = 16
+    n_blocks: int = 1024
+    separate_kv: bool = True
+    grow_on_exhaustion: bool = False
+    max_blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        _whole("PoolConfig.block_size", self.block_size, 1)
+        _whole("PoolConfig.n_blocks", self.n_blocks, 1)
+        for name in ("separate_kv", "grow_on_exhaustion"):
+            flag = getattr(self, name)
+            if type(flag) is not bool:
+                raise ValueError(f"PoolConfig.{name} must be True or False, not {flag!r}.")
+        if self.max_blocks is not None and _whole("PoolConfig.max_blocks", self.max_blocks, 1) < self.n_blocks:
+            raise ValueError(
+                f"PoolConfig.max_blocks={self.max_blocks} is smaller than n_blocks={self.n_blocks}, the size the pool "
+                f"starts with; raise max_blocks or lower n_blocks."
+            )
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One lease of one block. Read it freely; only the pool writes it (`mark_used`, `mark_format`, `free`).
+
+    Attributes:
+        block_id: Which block; never two live handles with one id.
+        stream: "k", "v", or "kv" in a pool with one stream.
+        format: What is stored in it ("fp16", "turboquant_mse", ...), for information.
+        n_used: Tokens in it, 0 to block_size.
+        owner: Who holds it; None once it is freed.
+    """
+
+    block_id: int
+    stream: str = "kv"
+    format: str = "fp16"
+    n_used: int = 0
+    owner: int | None = None
+
+
+@dataclass
+class AllocationStats:
+    """What a pool has done so far. `pool.stats` is live; `snapshot()` is a copy that belongs together.
+
+    Attributes:
+        n_blocks: Blocks in the pool now.
+        n_allocations: Blocks handed out, since the start.
+        n_frees: Blocks given back, since the start.
+        n_reused: Of n_allocations, those that had been used before.
+        n_exhausted: Calls of allocate that were refused.
+        n_grown: Blocks added after the start.
+        n_retired: Blocks taken out for good by shrink.
+        peak_blocks_in_use: The most blocks in use at one time.
+        n_partly_filled: Blocks in use with some tokens, but not block_size of them, now.
+    """
+
+    n_blocks: int
+    n_allocations: int = 0
+    n_frees: int = 0
+    n_reused: int = 0
+    n_exhausted: int = 0
+    n_grown: int = 0
+    n_retired: int = 0
+    peak_blocks_in_use: int = 0
+    n_partly_filled: int = 0
+
+    def __post_init__(self) -> None:
+        # The pool these belong to takes this very lock for every change, so a reader never sees half of one.
+        self._lock = threading.Lock()
+
+    def blocks_in_use(self) -> int:
+        """Blocks held by anybody now."""
+        with self._lock:
+            return self.n_allocations - self.n_frees
+
+    def fragmentation(self) -> float:
+        """Partly filled blocks over all blocks of the pool, 0 to 1; 0.0 for a pool without blocks."""
+        with self._lock:
+            return self.n_partly_filled / self.n_blocks if self.n_blocks else 0.0
+
+    def snapshot(self) -> AllocationStats:
+        """An independent copy of all counts at one moment."""
+        with self._lock:
+            values = _values(self)
+        return AllocationStats(*values)
+
+    def __reduce__(self) -> tuple[type[AllocationStats], tuple[int, ...]]:
+        # A lock can't be copied or pickled; the counts can.
+        with self._lock:
+            return AllocationStats, _values(self)
+
+    def to_prometheus(self, prefix: str = "veloxquant_block_pool") -> str:
+        """These counts in the Prometheus text format, ending in a newline, all from one moment."""
+        now = self.snapshot()
+        rows: list[tuple[str, str, int | str]] = [
+            ("blocks_in_use", "gauge", now.blocks_in_use()),
+            ("blocks_total", "gauge", now.n_blocks),
+            ("fragmentation", "gauge", f"{now.fragmentation():.6f}"),
+            ("peak_blocks_in_use", "gauge", now.peak_blocks_in_use),
+            ("allocations_total", "counter", now.n_allocations),
+            ("frees_total", "counter", now.n_frees),
+            ("reused_total", "counter", now.n_reused),
+            ("exhausted_total", "counter", now.n_exhausted),
+            ("grown_total", "counter", now.n_grown),
+            ("retired_total", "counter", now.n_retired),
+        ]
+        return "".join(f"# TYPE {prefix}_{name} {kind}\n{prefix}_{name} {value}\n" for name, kind, value in rows)
+
+
+# All counts in the order of the fields; the caller holds the lock. An attrgetter: allocate() records them every time.
+_values: Callable[[AllocationStats], tuple[int, ...]] = attrgetter(*(field.name for field in fields(AllocationStats)))
+
+
+class _Stream:
+    """The free blocks of one stream: ids never used (runs of numbers) and ids given back (last in, first out)."""
+
+    __slots__ = ("fresh", "n_fresh", "name", "returned")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.returned: list[int] = []
+        self.fresh: deque[list[int]] = deque()  # [first, end) of each run, lowest ids first
+        self.n_fresh = 0
+
+    @property
+    def n_free(self) -> int:
+        return len(self.returned) + self.n_fresh
+
+    def add(self, first: int, n: int) -> None:
+        if n:
+            self.fresh.append([first, first + n])
+            self.n_fresh += n
+
+    def take(self, n: int) -> list[int]:
+        """Take n ids, those given back first; the caller knows that there are as many."""
+        returned = self.returned
+        n_old = min(n, len(returned))
+        ids: list[int] = []
+        if n_old:
+            ids = returned[-n_old:]
+            ids.reverse()
+            del returned[-n_old:]
+        missing = n - n_old
+        self.n_fresh -= missing
+        while missing:
+            run = self.fresh[0]
+            first, end = run
+            run[0] = min(end, first + missing)
+            ids.extend(range(first, run[0]))
+            missing -= run[0] - first
+            if run[0] == end:
+                self.fresh.popleft()
+        return ids
+
+    def take_one(self) -> int:
+        """The id that take(1) would give, in half the time: decoding takes single blocks over and over."""
+        if self.returned:
+            return self.returned.pop()
+        run = self.fresh[0]
+        block_id = run[0]
+        run[0] = block_id + 1
+        self.n_fresh -= 1
+        if run[0] == run[1]:
+            self.fresh.popleft()
+        return block_id
+
+    def retire(self, n: int) -> None:
+        """Forget n free ids: those never used first, then those longest unused."""
+        n_fresh = min(n, self.n_fresh)
+        self.n_fresh -= n_fresh
+        del self.returned[: n - n_fresh]
+        while n_fresh:
+            run = self.fresh[-1]
+            first, end = run
+            run[1] = max(first, end - n_fresh)
+            n_fresh -= end - run[1]
+            if run[1] == first:
+                self.fresh.pop()
+
+
+class BlockPoolAllocator:
+    """A budget of fixed-size blocks that many caches share, with counts of what happens to it.
+
+    Thread-safe: any thread may call anything. `stats` is live, `history` the latest changes of the blocks in use.
+
+    An owner is any id the callers agree on (a request, a chat, a layer). It becomes active with `register_owner` or
+    its first `allocate`, and stops being so when its last block is freed, or with `free_all` or `release_owner`.
+
+    Example:
+        pool = BlockPoolAllocator(PoolConfig(block_size=16, n_blocks=256))
+        blocks = pool.allocate("k", n_tokens=20, owner=1)  # two blocks, the second holds 4 tokens
+        pool.free(blocks)
+    """
+
+    def __init__(self, config: PoolConfig | None = None) -> None:
+        self.config = config or PoolConfig()
+        self.stats = AllocationStats(n_blocks=self.config.n_blocks)
+        self._lock = self.stats._lock
+        self._block_size = self.config.block_size
+        self._held: dict[int, dict[int, Block]] = {}  # owner -> block id -> live handle, in the order of allocation
+        self._active: set[int] = set()
+        self._history: deque[tuple[int, ...]] = deque(maxlen=HISTORY_LENGTH)
+        n = self.config.n_blocks
+        self._next_id = n
+        names = ("k", "v") if self.config.separate_kv else ("kv",)
+        self._streams = {name: _Stream(name) for name in names}
+        self._only = None if self.config.separate_kv else self._streams["kv"]
+        if self._only:
+            self._only.add(0, n)
+        else:
+            self._streams["k"].add(0, n - n // 2)
+            self._streams["v"].add(n - n // 2, n // 2)
+
+    # ------------------------------------------------------------------ blocks
+    def allocate(self, stream: str, n_tokens: int, owner: int, format: str = "fp16") -> list[Block]:
+        """Take the blocks that n_tokens more tokens need; all of them or none.
+
+        Args:
+            stream: "k" or "v"; any name in a pool with one stream.
+            n_tokens: At least 1. All blocks but the last are marked full, the last with what is left.
+            owner: Who takes them.
+            format: What will be stored in them, for information.
+
+        Returns:
+            ceil(n_tokens / block_size) new handles.
+
+        Raises:
+            ValueError: for an unknown stream, n_tokens below 1, or no owner.
+            BlockPoolExhaustedError: The stream has too few free blocks and may not grow; nothing was taken.
+        """
+        if type(n_tokens) is not int or n_tokens < 1:
+            _whole("n_tokens", n_tokens, 1)
+        if owner is None:
+            raise ValueError("allocate() needs an owner; None is what a free block has.")
+        size = self._block_size
+        n = -(-n_tokens // size)
+        stats = self.stats
+        with self._lock:
+            source = self._only or self._streams.get(stream) or self._stream(stream)
+            held = self._held.get(owner)
+            n_returned = len(source.returned)
+            if n > n_returned + source.n_fresh:
+                self._grow_or_refuse(source, n)
+            if held is None:
+                held = self._held[owner] = {}
+            self._active.add(owner)
+            if n == 1:
+                block_id = source.take_one()
+                last = held[block_id] = Block(block_id, source.name, format, n_tokens, owner)
+                blocks = [last]
+            else:
+                name = source.name
+                ids = source.take(n)
+                blocks = [Block(block_id, name, format, size, owner) for block_id in ids]
+                last = blocks[-1]
+                last.n_used = n_tokens - (n - 1) * size
+                held.update(zip(ids, blocks, strict=True))
+            if last.n_used < size:
+                stats.n_partly_filled += 1
+            stats.n_reused += n if n < n_returned else n_returned
+            stats.n_allocations = n_allocations = stats.n_allocations + n
+            in_use = n_allocations - stats.n_frees
+            if in_use > stats.peak_blocks_in_use:
+                stats.peak_blocks_in_use = in_use
+            self._history.append(_values(stats))
+        return blocks
+
+    def free(self, blocks: Iterable[Block]) -> None:
+        """Give blocks back. Handles that are freed already, or come from another pool, are passed over.
+
+        Raises:
+            TypeError: Something in blocks is not a Block; nothing was freed.
+        """
+        batch = list(blocks)
+        if strangers := set(map(type, batch)) - {Block}:
+            raise TypeError(f"free() takes the Block objects that allocate() returned, not {strangers.pop().__name__}.")
+        with self._lock:
+            self._free(batch)
+
+    def free_all(self, owner: int) -> None:
+        """Give back everything the owner holds, and end the owner. An owner that holds nothing is fine."""
+        with self._lock:
+            self._free(list(self._held.get(owner, {}).values()))
+            self._active.discard(owner)
+
+    def blocks_for(self, owner: int) -> list[Block]:
+        """The owner's blocks, in the order they were allocated."""
+        with self._lock:
+            return list(self._held.get(owner, {}).values())
+
+    def mark_used(self, block: Block, n_used: int) -> None:
+        """Say how many tokens a block holds now.
+
+        Raises:
+            ValueError: n_used is not within 0..block_size, or the block is not checked out.
+        """
+        size = self._block_size
+        if type(n_used) is not int or not 0 <= n_used <= size:
+            raise ValueError(f"A block of this pool holds 0 to {size} tokens, not {n_used!r}.")
+        with self._lock:
+            self._check_live(block)
+            self.stats.n_partly_filled += (0 < n_used < size) - (0 < block.n_used < size)
+            block.n_used = n_used
+
+    def mark_format(self, block: Block, format: str) -> None:
+        """Say what is stored in a block now (for instance after its tokens were compressed).
+
+        Raises:
+            ValueError: The block is not checked out.
+        """
+        with self._lock:
+            self._check_live(block)
+            block.format = format
+
+    # ------------------------------------------------------------------ owners
+    def register_owner(self, owner: int) -> None:
+        """Make an owner active before it takes blocks, to notice when one id is used for two things.
+
+        Raises:
+            OwnerAlreadyActiveError: The owner is active.
+        """
+        with self._lock:
+            if owner in self._active:
+                raise OwnerAlreadyActiveError(
+                    f"Owner {owner!r} is active in this pool with {len(self._held.get(owner, ()))} blocks; "
+                    f"use another id, or call free_all({owner!r}) first if its request has ended."
+                )
+            self._active.add(owner)
+
+    def release_owner(self, owner: int) -> None:
+        """End an owner without freeing what it holds; for one that was registered and took nothing."""
+        with self._lock:
+            self._active.discard(owner)
+
+    # ------------------------------------------------------------------ size
+    def n_free(self, stream: str = "k") -> int:
+        """Free blocks of a stream, growth not counted."""
+        with self._lock:
+            return self._stream(stream).n_free
+
+    def can_allocate(self, n_k: int, n_v: int) -> bool:
+        """Whether n_k blocks for keys and n_v for values could be taken now, growth included."""
+        _whole("n_k", n_k, 0)
+        _whole("n_v", n_v, 0)
+        with self._lock:
+            if self._only:
+                short = max(0, n_k + n_v - self._only.n_free)
+            else:
+                short = max(0, n_k - self._streams["k"].n_free) + max(0, n_v - self._streams["v"].n_free)
+            return short == 0 or (self.config.grow_on_exhaustion and self._fits(short))
+
+    def grow(self, stream: str, n: int) -> None:
+        """Add n blocks to a stream.
+
+        Raises:
+            ValueError: for an unknown stream or n below 1.
+            BlockPoolExhaustedError: The pool would be larger than max_blocks; nothing was added.
+        """
+        _whole("n", n, 1)
+        with self._lock:
+            target = self._stream(stream)
+            if not self._fits(n):
+                raise BlockPoolExhaustedError(
+                    f"{n} more blocks would make {self.stats.n_blocks + n}, and this pool may have at most "
+                    f"{self.config.max_blocks}; add fewer, or build the pool with a larger max_blocks."
+                )
+            self._add(target, n)
+
+    def shrink(self, stream: str, target_free: int) -> int:
+        """Take free blocks out of a stream for good, until target_free are left; blocks in use are never touched.
+
+        Returns:
+            How many blocks were retired. Their ids are not used again.
+
+        Raises:
+            ValueError: for an unknown stream or target_free below 0.
+        """
+        _whole("target_free", target_free, 0)
+        with self._lock:
+            source = self._stream(stream)
+            n = max(0, source.n_free - target_free)
+            source.retire(n)
+            self.stats.n_blocks -= n
+            self.stats.n_retired += n
+            return n
+
+    @property
+    def history(self) -> deque[AllocationStats]:
+        """The counts after each of the latest 256 changes of the blocks in use, oldest first (a copy)."""
+        with self._lock:
+            rows = list(self._history)
+        return deque((AllocationStats(*row) for row in rows), maxlen=HISTORY_LENGTH)
+
+    def __repr__(self) -> str:
+        now = self.stats.snapshot()
+        return f"<BlockPoolAllocator: {now.blocks_in_use()} of {now.n_blocks} blocks of {self._block_size} in use>"
+
+    # ------------------------------------------------------------------ inside the lock
+    def _stream(self, name: str) -> _Stream:
+        stream = self._only or self._streams.get(name)
+        if stream is None:
+            raise ValueError(f'This pool has the streams "k" and "v", and no stream {name!r}.')
+        return stream
+
+    def _check_live(self, block: Block) -> None:
+        held = None if block.owner is None else self._held.get(block.owner)
+        if held is None or held.get(block.block_id) is not block:
+            raise ValueError(f"Block {block.block_id} is not checked out of this pool (freed, or from another pool).")
+
+    def _free(self, batch: list[Block]) -> None:
+        stats = self.stats
+        size = self._block_size
+        n_frees = n_partly_filled = 0
+        owner: int | None = None
+        stream = ""
+        held: dict[int, Block] = {}
+        for block in batch:
+            # Blocks come in runs of one owner and stream, so the look-ups are done once per run.
+            if block.owner != owner:
+                owner = block.owner
+                held = {} if owner is None else self._held.get(owner, {})
+            block_id = block.block_id
+            if held.get(block_id) is not block:
+                continue
+            del held[block_id]
+            if block.stream != stream:
+                stream = block.stream
+                give_back = self._streams[stream].returned.append
+            give_back(block_id)
+            if 0 < block.n_used < size:
+                n_partly_filled += 1
+            block.n_used = 0
+            block.owner = None
+            n_frees += 1
+            if not held and owner is not None:
+                del self._held[owner]
+                self._active.discard(owner)
+        if n_frees:
+            stats.n_frees += n_frees
+            stats.n_partly_filled -= n_partly_filled
+            self._history.append(_values(stats))
+
+    def _fits(self, n: int) -> bool:
+        limit = self.config.max_blocks
+        return limit is None or self.stats.n_blocks + n <= limit
+
+    def _add(self, stream: _Stream, n: int) -> None:
+        stream.add(self._next_id, n)
+        self._next_id += n
+        self.stats.n_blocks += n
+        self.stats.n_grown += n
+
+    def _grow_or_refuse(self, stream: _Stream, n: int) -> None:
+        short = n - stream.n_free
+        if self.config.grow_on_exhaustion and self._fits(short):
+            self._add(stream, short)
+            return
+        self.stats.n_exhausted += 1
+        free = ", ".join(f"{s.n_free} free in {s.name!r}" for s in self._streams.values())
+        larger = "max_blocks" if self.config.grow_on_exhaustion else "n_blocks (or grow_on_exhaustion=True)"
+        raise BlockPoolExhaustedError(
+            f"{n} blocks of {self._block_size} tokens were asked for in stream {stream.name!r}, and the pool of "
+            f"{self.stats.n_blocks} blocks has {free}. Free what other owners hold, ask for fewer tokens, or build "
+            f"the pool with a larger {larger}."
+        )
