@@ -10,8 +10,11 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from veloxquant_mlx.memory.block_pool import Block, BlockPoolAllocator
 
+# mlx-lm has no type information; through Any, calling what is inherited stays possible in typed code.
+_StockKVCache: Any = mlx_lm_cache.KVCache
 
-class PoolBackedKVCache(mlx_lm_cache.KVCache):
+
+class PoolBackedKVCache(_StockKVCache):  # type: ignore[misc]
     """Drop-in for `mlx_lm.models.cache.KVCache`: same arrays, same answers, and a budget.
 
     Keys and values sit in one buffer each, which grows by `step` tokens. Before it grows, its K and V blocks are
@@ -32,7 +35,7 @@ class PoolBackedKVCache(mlx_lm_cache.KVCache):
     """
 
     def __init__(self, pool: BlockPoolAllocator, owner: int = -1, step: int | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         if step is None:
             step = max(pool.config.block_size, 256)
         if type(step) is not int or step < 1:
@@ -60,14 +63,14 @@ class PoolBackedKVCache(mlx_lm_cache.KVCache):
         end = start + keys.shape[2]
         if end > self._capacity():
             self._grow(-(-end // self.step) * self.step, keys, values)
-        fetched: tuple[Any, Any] = super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
+        fetched: tuple[Any, Any] = super().update_and_fetch(keys, values)
         self._mark(start, end)
         return fetched
 
     def trim(self, n: int) -> int:
         """Forget the last n tokens; returns how many there were. The buffer, and so the blocks, stay."""
         end = self.offset
-        n = int(super().trim(n))  # type: ignore[no-untyped-call]
+        n = int(super().trim(n))
         self._mark(self.offset, end)
         return n
 
@@ -201,6 +204,6 @@ def build_pooled_caches(model: Any, pool: BlockPoolAllocator, owner: int, step: 
         step: Tokens a buffer grows by; None is 256, or block_size where that is larger.
     """
     return [
-        PoolBackedKVCache(pool, owner, step) if type(cache) is mlx_lm_cache.KVCache else cache
+        PoolBackedKVCache(pool, owner, step) if type(cache) is _StockKVCache else cache
         for cache in mlx_lm_cache.make_prompt_cache(model)
     ]
