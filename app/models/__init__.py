@@ -1,0 +1,23 @@
+"""Finds, fetches, converts and checks models on disk. Qt-free; MLX is imported only while a model is converted."""
+
+from __future__ import annotations
+
+from app.models.default_model import (
+    default_model_folder,
+    ensure_default_model,
+    find_default_model,
+    models_dir,
+)
+from app.models.errors import FetchCancelled, FetchError, ModelFileError
+from app.models.verify import check_model_folder
+
+__all__ = [
+    "FetchCancelled",
+    "FetchError",
+    "ModelFileError",
+    "check_model_folder",
+    "default_model_folder",
+    "ensure_default_model",
+    "find_default_model",
+    "models_dir",
+]

