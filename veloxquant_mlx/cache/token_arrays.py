@@ -1,0 +1,66 @@
+"""Arrays that grow together along the token axis, with spare capacity, so that a token is written and not copied."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+class TokenArrays:
+    """A tuple of arrays whose axis 1 counts tokens.
+
+    Args:
+        step: Capacity grows in multiples of this many tokens.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.length = 0
+        self._arrays: tuple[mx.array, ...] = ()
+
+    def append(self, new: tuple[mx.array, ...]) -> None:
+        """Write `new` behind the last token; every array's axis 1 is the same number of tokens."""
+        end = self.length + new[0].shape[1]
+        if not self._arrays or end > self._arrays[0].shape[1]:
+            self._grow(end, new)
+        for mine, more in zip(self._arrays, new, strict=True):
+            mine[:, self.length : end] = more
+        self.length = end
+
+    def _grow(self, needed: int, like: tuple[mx.array, ...]) -> None:
+        capacity = -(-needed // self.step) * self.step
+        grown = []
+        for i, more in enumerate(like):
+            shape = (more.shape[0], capacity, *more.shape[2:])
+            bigger = mx.zeros(shape, more.dtype)
+            if self.length:
+                bigger[:, : self.length] = self._arrays[i][:, : self.length]
+            grown.append(bigger)
+        self._arrays = tuple(grown)
+
+    def view(self, start: int = 0) -> tuple[mx.array, ...]:
+        """The arrays from token `start` to the last one."""
+        if start == 0 and self._arrays and self.length == self._arrays[0].shape[1]:
+            return self._arrays
+        return tuple(array[:, start : self.length] for array in self._arrays)
+
+    def replace(self, arrays: tuple[mx.array, ...]) -> None:
+        """Hold exactly `arrays` from now on, in a capacity that fits them."""
+        self._arrays, self.length = (), 0
+        if arrays[0].shape[1]:
+            self.append(arrays)
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens from `length` on; with none left the memory is given back."""
+        self.length = min(self.length, length)
+        if not self.length:
+            self._arrays = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays held, spare capacity included."""
+        return sum(array.nbytes for array in self._arrays)
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The whole arrays, spare capacity included, to be evaluated."""
+        return self._arrays
