@@ -1,0 +1,158 @@
+"""Load an mlx-lm model folder for the device at hand. Runs in the thread that will use the model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.models.errors import ModelFileError
+from veloxquant_mlx.core.blas import preload_openblas
+
+Progress = Callable[[str, float | None], None]
+
+
+class LoadingCancelled(Exception):  # noqa: N818  # not an error: the person closed the app or chose another model
+    """Loading ended because it was asked to."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what is known about it.
+
+    Attributes:
+        n_layers: Layers with a plain KV cache, whose keys and values are (n_kv_heads, n_tokens, head_dim).
+        bytes_per_token: Their keys and values of one token, uncompressed, in `dtype`.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+    folder: Path
+    context_limit: int
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    bytes_per_token: int
+    dtype: str
+    device: str
+    notices: tuple[str, ...]
+
+
+def load_model(folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> LoadedModel:
+    """Load weights and tokenizer, on CPU as float32 (quantized and 16-bit products are many times slower there).
+
+    Raises:
+        ModelFileError: The folder can't be used; the message says why.
+        LoadingCancelled: `cancelled` returned True.
+    """
+
+    def step(stage: str, fraction: float | None) -> None:
+        if cancelled():
+            raise LoadingCancelled
+        progress(stage, fraction)
+
+    config = _config(folder)
+    step("Starting MLX", 0.0)
+    blas = preload_openblas()
+    os.environ["HF_HUB_OFFLINE"] = "1"  # tokenizers are read from the folder, never looked up
+    import mlx.core as mx
+    from mlx_lm.models.cache import KVCache, make_prompt_cache
+    from mlx_lm.utils import dequantize_model, load_tokenizer
+    from mlx_lm.utils import load_model as load_weights
+
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    step("Reading the weights", 0.2)
+    try:
+        model, _ = load_weights(folder, lazy=True, trust_remote_code=False)
+        if on_cpu:
+            model = dequantize_model(model)
+            model.set_dtype(mx.float32)
+        parts = [*model.layers, model]  # the last evaluates what is in no layer
+        for i, part in enumerate(parts):
+            step("Reading the weights", 0.2 + 0.6 * i / len(parts))
+            mx.eval(part.parameters())
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as exc:
+        raise ModelFileError(
+            f"The model in {folder} can't be loaded: {_one_line(exc)} Choose another model folder, or download it again."
+        ) from exc
+    step("Reading the tokenizer", 0.85)
+    try:
+        tokenizer = load_tokenizer(folder)
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise ModelFileError(
+            f"The tokenizer in {folder} can't be read: {_one_line(exc)} Download the model again."
+        ) from exc
+    if not tokenizer.has_chat_template:
+        raise ModelFileError(
+            f"The model in {folder} has no chat template, so it can't hold a conversation. Choose an instruct version of it."
+        )
+    step("Warming up", 0.9)
+    try:
+        caches = make_prompt_cache(model)
+        mx.eval(model(mx.array([[0]]), cache=caches))
+    except (ValueError, RuntimeError, TypeError) as exc:
+        raise ModelFileError(f"The model in {folder} can't run: {_one_line(exc)}") from exc
+    plain = [cache for cache in caches if type(cache) is KVCache]
+    if not plain:
+        raise ModelFileError(
+            f"The model in {folder} has no attention layer with a plain KV cache; there is nothing to compress."
+        )
+    notices = []
+    if on_cpu and blas not in ("loaded", "not needed"):
+        notices.append(
+            "OpenBLAS is missing, so the model runs many times slower than it could. "
+            "Install it (on Debian and Ubuntu: sudo apt-get install libopenblas0-pthread) and start the app again."
+        )
+    step("Ready", 1.0)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=_name(folder, config),
+        folder=folder,
+        context_limit=_context_limit(config),
+        n_layers=len(plain),
+        n_kv_heads=plain[0].keys.shape[1],
+        head_dim=plain[0].keys.shape[3],
+        bytes_per_token=sum(a[:, :, :1].nbytes for cache in plain for a in (cache.keys, cache.values)),
+        dtype=str(plain[0].keys.dtype).removeprefix("mlx.core."),
+        device="CPU" if on_cpu else "GPU",
+        notices=tuple(notices),
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelFileError(
+            f"{folder} is no model folder: it has no config.json. Choose a folder that mlx-lm can read."
+        ) from None
+    except (OSError, ValueError) as exc:
+        raise ModelFileError(
+            f"{folder / 'config.json'} can't be read: {_one_line(exc)} Download the model again."
+        ) from exc
+    if not isinstance(config, dict):
+        raise ModelFileError(f"{folder / 'config.json'} holds no settings. Download the model again.")
+    if "model_file" in config or "auto_map" in config and not config.get("model_type"):
+        raise ModelFileError(f"The model in {folder} wants to run code of its own, which this app never does.")
+    return config
+
+
+def _context_limit(config: dict[str, Any]) -> int:
+    text = config.get("text_config") or {}
+    limit = config.get("max_position_embeddings") or text.get("max_position_embeddings")
+    return limit if isinstance(limit, int) and limit > 0 else 4096
+
+
+def _name(folder: Path, config: dict[str, Any]) -> str:
+    name = config.get("name")
+    return name if isinstance(name, str) and name else folder.name
+
+
+def _one_line(exc: BaseException) -> str:
+    text = " ".join(str(exc).split()) or type(exc).__name__
+    return text if text.endswith(".") else text + "."
