@@ -1,0 +1,124 @@
+"""Starts the application: `python -m app`. Shows the window first; the model is loaded behind it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PySide6.QtCore import QTimer
+    from PySide6.QtWidgets import QWidget
+
+# How long the worker may take to end. With what closing the window takes, the process is gone within two seconds.
+PATIENCE_S = 1.5
+
+NO_DISPLAY = (
+    "There is no display to open a window on (neither DISPLAY nor WAYLAND_DISPLAY is set). "
+    "Start it from a desktop session, or run `python -m app --tour FOLDER` to have it take pictures of itself instead."
+)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m app", description="Chat with a local model, and see what its memory of each chat costs."
+    )
+    parser.add_argument("--tour", metavar="DIR", type=Path, help="run three chats and write pictures of them to DIR")
+    parser.add_argument("--model", metavar="FOLDER", help="an mlx-lm model folder (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--theme", choices=("system", "light", "dark"), help="colours (default: as chosen last)")
+    parser.add_argument("--pool-blocks", metavar="N", type=_positive, help="blocks in the pool all chats share")
+    parser.add_argument("--data", metavar="DIR", type=Path, help="where chats and settings are kept")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        if "QT_QPA_PLATFORM" not in os.environ:
+            if options.tour is None:
+                print(NO_DISPLAY, file=sys.stderr)
+                return 1
+            os.environ["QT_QPA_PLATFORM"] = "offscreen"
+    return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from platformdirs import user_data_path
+    from PySide6.QtWidgets import QApplication, QMessageBox
+
+    from app.engine.engine import DEFAULT_POOL, Engine
+    from app.store.store import Store, StoreError
+    from app.ui.main_window import build_window
+
+    app = QApplication(sys.argv[:1])
+    app.setApplicationName("VeloxQuant Chat")
+    pool = replace(DEFAULT_POOL, n_blocks=options.pool_blocks) if options.pool_blocks else DEFAULT_POOL
+    engines = [Engine(pool)]
+
+    def restart() -> Engine:
+        engines.append(Engine(pool))
+        return engines[-1]
+
+    folder = options.data or user_data_path("VeloxQuant Chat", appauthor=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        store = Store(folder / "chats.sqlite3")
+    except StoreError as error:
+        print(error, file=sys.stderr)
+        if options.tour is None:
+            QMessageBox.critical(None, "VeloxQuant Chat", str(error))
+        return 1
+    window = build_window(engines[0], store, restart)
+    if options.theme:
+        window.set_theme(options.theme)
+    window.show()
+    # The window is on screen before the worker starts and imports MLX, which takes seconds.
+    app.processEvents()
+    window.controller.start(options.model)
+    heartbeat = quit_on_signals(window)
+    if options.tour is not None:
+        from app.ui.tour import run_tour
+
+        code = int(run_tour(app, window, options.tour))
+        window.close()
+    else:
+        code = app.exec()
+    heartbeat.stop()
+    store.close()
+    if not engines[-1].shutdown(PATIENCE_S):
+        # The worker is inside one long call of MLX, or still importing it, and can't be interrupted; waiting for it
+        # would keep a process without a window alive. Everything is saved: closing the window and the store did that.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def quit_on_signals(window: QWidget) -> QTimer:
+    """Let Ctrl+C and a polite kill close the window like its own button does."""
+    from PySide6.QtCore import QTimer
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: QTimer.singleShot(0, window, window.close))
+    # Python runs signal handlers between its own instructions only, and there are none while Qt waits for events.
+    heartbeat = QTimer(window)
+    heartbeat.timeout.connect(lambda: None)
+    heartbeat.start(100)
+    return heartbeat
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What an empty chat shows: a greeting with the model's name, and three prompts to start from."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+
+from app.ui.assets import SamplePrompt, sample_prompts
+from app.ui.small import button, label
+from app.ui.state import Model
+
+
+class PromptCard(QPushButton):
+    """A prompt one can click."""
+
+    def __init__(self, sample: SamplePrompt) -> None:
+        super().__init__()
+        plain = button("")
+        self.setCursor(plain.cursor())
+        self.setFocusPolicy(plain.focusPolicy())
+        self.setProperty("kind", "card")
+        self.setAccessibleName(f"{sample.title}: {sample.prompt}")
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(16, 12, 16, 14)
+        layout.setSpacing(4)
+        for made in (label(sample.title, "strong"), label(sample.prompt, "2", wrap=True)):
+            made.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+            layout.addWidget(made, 0, Qt.AlignmentFlag.AlignTop)
+        layout.addStretch(1)
+
+    def sizeHint(self) -> QSize:
+        return QSize(160, self.minimumHeight())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        # A button's height doesn't follow its width by itself; its wrapped text needs that.
+        if (layout := self.layout()) is not None:
+            self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
+
+
+class EmptyState(QWidget):
+    picked = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._title = label("What would you like to ask?", "large")
+        self._below = label("", "2", wrap=True)
+        for made in (self._title, self._below):
+            made.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+        self._cards = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._cards.setSpacing(12)
+        for sample in sample_prompts():
+            card = PromptCard(sample)
+            card.clicked.connect(lambda _=False, prompt=sample.prompt: self.picked.emit(prompt))
+            self._cards.addWidget(card, 1)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 24, 0, 24)
+        layout.addStretch(4)
+        layout.addWidget(self._title)
+        layout.addSpacing(4)
+        layout.addWidget(self._below)
+        layout.addSpacing(32)
+        layout.addLayout(self._cards)
+        layout.addStretch(5)
+
+    def show_state(self, model: Model, method: str) -> None:
+        who = f"You're talking to {model.name}, on this computer.\n" if model.name else ""
+        self._below.setText(f"{who}Its memory of this chat is kept as {method}.")
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        narrow = self.width() < 560
+        self._cards.setDirection(QBoxLayout.Direction.TopToBottom if narrow else QBoxLayout.Direction.LeftToRight)

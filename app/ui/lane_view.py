@@ -1,0 +1,131 @@
+"""One column of the comparison: its method, its answer as it comes, and what it cost."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+
+from app.engine.messages import CacheChoice
+from app.ui import words
+from app.ui.comparison import Comparison
+from app.ui.document_view import DocumentView
+from app.ui.method_picker import MethodButton
+from app.ui.small import Dot, IconButton, ThinBar, label, rule
+from app.ui.state import ENDINGS, N_COLOURS, Lane
+from app.ui.textdiff import describe
+from app.ui.waiting import WaitingLine
+
+
+class LaneView(QFrame):
+    """A lane's place: it holds a method before a run, and the lane's answer from then on."""
+
+    remove_asked = Signal()
+    choice_changed = Signal()
+
+    def __init__(self, choice: CacheChoice, index: int) -> None:
+        super().__init__()
+        self.setObjectName("lane")
+        self.setMinimumWidth(168)
+        self.index = index
+        self._dot = Dot((N_COLOURS - 1 - index) % N_COLOURS)
+        self._method = MethodButton(choice, f"Method of lane {index + 1}")
+        self._method.picked.connect(lambda _: self.choice_changed.emit())
+        self.remove = IconButton("close", "Remove lane", 24, role="text3", icon_size=14)
+        self.remove.clicked.connect(self.remove_asked)
+        self._text = DocumentView(f"Answer of lane {index + 1}")
+        self._waiting = WaitingLine()
+        self._error = label("", "warn", wrap=True)
+        self._bytes = label("", "large")
+        self._ratio = label("", "2")
+        self._bar = ThinBar(4)
+        self._speed = label("", "3")
+        self._differs = label("", "2", wrap=True)
+        self._foot = QWidget()
+        self._lay_out()
+        self.show_lane(None, None, "")
+
+    @property
+    def choice(self) -> CacheChoice:
+        return self._method.choice
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.setContentsMargins(16, 10, 8, 6)
+        head.setSpacing(6)
+        head.addWidget(self._dot)
+        head.addWidget(self._method)
+        head.addStretch()
+        head.addWidget(self.remove)
+        inside = QWidget()
+        body = QVBoxLayout(inside)
+        body.setContentsMargins(18, 6, 18, 16)
+        body.addWidget(self._waiting)
+        body.addWidget(self._text)
+        body.addWidget(self._error)
+        body.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        scroll.setWidget(inside)
+        foot = QVBoxLayout(self._foot)
+        foot.setContentsMargins(18, 12, 18, 14)
+        foot.setSpacing(4)
+        foot.addWidget(self._bytes)
+        foot.addWidget(self._ratio)
+        foot.addSpacing(4)
+        foot.addWidget(self._bar)
+        foot.addSpacing(4)
+        foot.addWidget(self._speed)
+        foot.addWidget(self._differs)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(1, 1, 1, 1)
+        layout.setSpacing(0)
+        layout.addLayout(head)
+        layout.addWidget(scroll, 1)
+        self._rule = rule()
+        layout.addWidget(self._rule)
+        layout.addWidget(self._foot)
+
+    def show_lane(self, lane: Lane | None, comparison: Comparison | None, dtype: str) -> None:
+        """Draw the lane as it is now; None is a place that has not been run."""
+        self._foot.setVisible(lane is not None)
+        self._rule.setVisible(lane is not None)
+        self._waiting.setVisible(lane is not None and lane.phase in ("queued", "prefill"))
+        self._error.setVisible(lane is not None and bool(lane.error))
+        if lane is None or comparison is None:
+            self._text.show_plain("")
+            return
+        self._waiting.show_progress(lane.phase, lane.fraction)
+        self._error.setText(lane.error)
+        difference = comparison.difference(lane)
+        self._text.setVisible(bool(lane.text))
+        self._text.show_plain(lane.text, difference.at if difference else None)
+        self._draw_cost(lane, dtype)
+        first = comparison.lanes[0]
+        says = describe(difference, first.choice.label) if difference else ""
+        if lane is first and len(comparison.lanes) > 1:
+            says = "The others are compared with this one"
+        self._differs.setText(says)
+        self._differs.setVisible(bool(says))
+
+    def _draw_cost(self, lane: Lane, dtype: str) -> None:
+        held, whole = 0, 0
+        if lane.stats is not None:
+            held, whole = lane.stats.memory_bytes, lane.stats.uncompressed_bytes
+        elif lane.memory is not None:
+            held, whole = lane.memory.memory_bytes, lane.memory.uncompressed_bytes
+        self._bytes.setText(words.size(held) if held else "–")
+        saved = words.smaller(whole / held) if held else ""
+        self._ratio.setText(f"{saved} than fp16" if saved.endswith(("smaller", "larger")) else saved)
+        self._ratio.setToolTip(f"Uncompressed here means {dtype}, the type this machine computes in." if dtype else "")
+        self._bar.show_fraction(held / max(whole, held, 1), lane.colour)
+        if lane.stats is not None:
+            speed = f"{words.rate(lane.stats.own_tokens_per_s)} · {words.count(lane.stats.tokens, 'token')}"
+            ending = ENDINGS.get(lane.ending, "") if lane.ending in ("stopped", "context") else ""
+            self._speed.setText(f"{ending} · {speed}" if ending else speed)
+            self._speed.setToolTip("The lane's own speed: the time other lanes took their turns is left out.")
+        else:
+            self._speed.setText(lane.state_words)
+        self._speed.setAlignment(Qt.AlignmentFlag.AlignLeft)

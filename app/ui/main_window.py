@@ -1,0 +1,262 @@
+"""The main window: sidebar, the chat or the comparison in the middle, the memory panel; menus and what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
+from PySide6.QtGui import QCloseEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import (
+    QDialog,
+    QFrame,
+    QHBoxLayout,
+    QMainWindow,
+    QMessageBox,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.ui import settings
+from app.ui.chat_view import ChatView
+from app.ui.compare_view import CompareView
+from app.ui.controller import Controller
+from app.ui.memory_panel import MemoryPanel
+from app.ui.menus import make_menus
+from app.ui.notice import Notices
+from app.ui.pool_dialog import PoolDialog
+from app.ui.ports import EngineLike, StoreLike
+from app.ui.sidebar import Sidebar
+from app.ui.small import Dot, ElidedLabel, IconButton, label
+from app.ui.theme import theme
+
+# Below this width there is room for one side only.
+NARROW = 980
+HEADER = 52
+
+
+class Header(QFrame):
+    """The line above the middle: what is shown, and the button of the memory panel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setObjectName("header")
+        self.setFixedHeight(HEADER)
+        self._dot = Dot()
+        self._title = ElidedLabel("", "title")
+        self._chip = label("", "chip")
+        self.memory = IconButton("panel", "Show or hide the memory panel", 32)
+        self.memory.setCheckable(True)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(24, 0, 12, 0)
+        layout.setSpacing(10)
+        layout.addWidget(self._dot)
+        layout.addWidget(self._title, 1)
+        layout.addWidget(self._chip, 0, Qt.AlignmentFlag.AlignVCenter)
+        layout.addWidget(self.memory)
+
+    def show_place(self, title: str, chip: str = "", colour: int | None = None) -> None:
+        self._dot.setVisible(colour is not None)
+        if colour is not None:
+            self._dot.set_colour(colour)
+        self._title.set_full(title)
+        self._chip.setText(chip)
+        self._chip.setVisible(bool(chip))
+
+
+class MainWindow(QMainWindow):
+    closed = Signal()
+
+    def __init__(self, controller: Controller) -> None:
+        super().__init__()
+        self.controller = controller
+        self.setWindowTitle("VeloxQuant Chat")
+        self.setMinimumSize(640, 480)
+        self.resize(1240, 800)
+        self.sidebar = Sidebar(controller)
+        self.chat_view = ChatView(controller)
+        self.compare_view = CompareView(controller)
+        self.memory_panel = MemoryPanel(controller)
+        self.header = Header()
+        self._pages = QStackedWidget()
+        self._pages.addWidget(self.chat_view)
+        self._pages.addWidget(self.compare_view)
+        self._wants_memory = controller.store.setting(settings.MEMORY_PANEL, "1") == "1"
+        self._wants_memory_narrow = False
+        self._lay_out()
+        self._connect()
+        make_menus(self)
+        self._restore()
+        newest = max(controller.chats, default=None)
+        self.chat_view.show_chat(newest)
+        self._after_switch()
+        self._arrange()
+
+    # ------------------------------------------------------------ verbs
+    def show_chat(self, chat_id: int | None) -> None:
+        self.chat_view.show_chat(chat_id)
+        self._go(0)
+        self._after_switch()
+        self.chat_view.setFocus()
+
+    def show_chats(self) -> None:
+        self._go(0)
+
+    def show_compare(self) -> None:
+        self._go(1)
+        self.compare_view.setFocus()
+
+    def set_theme(self, name: str) -> None:
+        """Light, dark or system."""
+        theme().set_name(name)
+        self.controller.store.set_setting(settings.THEME, name)
+
+    def new_chat(self) -> None:
+        """Show an empty chat with the chosen method: the one that is there already, or a new one."""
+        shown = self.controller.chats.get(self.chat_view.chat_id or 0)
+        choice = self.controller.last_choice
+        if shown is not None and not shown.turns:
+            if shown.choice == choice:
+                self.show_chat(shown.id)
+                return
+            self.controller.close_chat(shown.id)
+        self.show_chat(self.controller.new_chat(choice))
+
+    def close_current(self) -> None:
+        if self.chat_view.chat_id is not None and self._pages.currentIndex() == 0:
+            self.ask_to_close(self.chat_view.chat_id)
+
+    def ask_to_close(self, chat_id: int) -> None:
+        """Delete a chat; one that holds messages only after asking."""
+        chat = self.controller.chats.get(chat_id)
+        if chat is None:
+            return
+        if chat.turns:
+            answer = QMessageBox.question(
+                self, "Delete chat?", f"Delete “{chat.title}”? Its messages can't be brought back."
+            )
+            if answer != QMessageBox.StandardButton.Yes:
+                return
+        self.controller.close_chat(chat_id)
+
+    def stop(self) -> None:
+        """Stop what is being answered where one looks."""
+        (self.compare_view if self._pages.currentIndex() else self.chat_view).stop()
+
+    def toggle_memory(self) -> None:
+        shown = not self.memory_panel.isVisibleTo(self)
+        if self.width() < NARROW:
+            self._wants_memory_narrow = shown
+        else:
+            self._wants_memory = shown
+            self.controller.store.set_setting(settings.MEMORY_PANEL, "1" if shown else "0")
+        self._arrange()
+
+    def ask_pool_size(self) -> None:
+        info, pool = self.controller.model.info, self.controller.memory.pool
+        if info is None or pool is None:
+            return
+        dialog = PoolDialog(info, pool, self)
+        if dialog.exec() == QDialog.DialogCode.Accepted:
+            self.controller.resize_pool(dialog.n_blocks)
+
+    # ------------------------------------------------------------ inside
+    def _lay_out(self) -> None:
+        centre = QWidget()
+        centre.setObjectName("centre")
+        middle = QVBoxLayout(centre)
+        middle.setContentsMargins(0, 0, 0, 0)
+        middle.setSpacing(0)
+        middle.addWidget(self.header)
+        middle.addWidget(self._pages, 1)
+        sides = QHBoxLayout()
+        sides.setContentsMargins(0, 0, 0, 0)
+        sides.setSpacing(0)
+        sides.addWidget(self.sidebar)
+        sides.addWidget(centre, 1)
+        sides.addWidget(self.memory_panel)
+        whole = QWidget()
+        layout = QVBoxLayout(whole)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(0)
+        layout.addWidget(Notices(self.controller))
+        layout.addLayout(sides, 1)
+        self.setCentralWidget(whole)
+
+    def _connect(self) -> None:
+        self.sidebar.place_chosen.connect(lambda place: self.show_compare() if place else self.show_chats())
+        self.sidebar.new_chat_asked.connect(self.new_chat)
+        self.sidebar.choice_changed.connect(self.chat_view.refresh)
+        self.sidebar.chats.chosen.connect(self.show_chat)
+        self.sidebar.chats.close_asked.connect(self.ask_to_close)
+        self.chat_view.chat_made.connect(lambda _: self._after_switch())
+        self.header.memory.clicked.connect(self.toggle_memory)
+        self.memory_panel.pool_size_asked.connect(self.ask_pool_size)
+        self.controller.chats_changed.connect(self._chats_changed)
+        self.controller.chat_changed.connect(lambda _: self._draw_header())
+
+    def _go(self, place: int) -> None:
+        self._pages.setCurrentIndex(place)
+        self.sidebar.places.choose(place)
+        self._after_switch()
+
+    def _after_switch(self) -> None:
+        in_chats = self._pages.currentIndex() == 0
+        self.sidebar.chats.show_current(self.chat_view.chat_id if in_chats else None)
+        self._draw_header()
+
+    def _draw_header(self) -> None:
+        if self._pages.currentIndex() == 1:
+            self.header.show_place("Compare")
+            return
+        chat = self.controller.chats.get(self.chat_view.chat_id or 0)
+        if chat is None:
+            self.header.show_place("New chat", self.controller.last_choice.label)
+        else:
+            self.header.show_place(chat.title, chat.choice.label, chat.colour)
+
+    def _chats_changed(self) -> None:
+        shown = self.chat_view.chat_id
+        if shown is not None and shown not in self.controller.chats:
+            self.chat_view.show_chat(max(self.controller.chats, default=None))
+        self._after_switch()
+
+    def _arrange(self) -> None:
+        """In a narrow window the memory panel is away until asked for, and then takes the sidebar's place."""
+        narrow = self.width() < NARROW
+        memory = self._wants_memory_narrow if narrow else self._wants_memory
+        self.memory_panel.setVisible(memory)
+        self.sidebar.setVisible(not (narrow and memory))
+        self.header.memory.setChecked(memory)
+
+    def _restore(self) -> None:
+        saved = self.controller.store.setting(settings.GEOMETRY, "")
+        if saved:
+            self.restoreGeometry(QByteArray.fromBase64(saved.encode()))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.chat_view.setFocus(Qt.FocusReason.OtherFocusReason)
+        QTimer.singleShot(0, self.memory_panel.add_chart)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        geometry = bytes(self.saveGeometry().toBase64().data()).decode()
+        self.controller.store.set_setting(settings.GEOMETRY, geometry)
+        self.controller.save_all()
+        super().closeEvent(event)
+        self.closed.emit()
+
+
+def build_window(
+    engine: EngineLike, store: StoreLike, restart_engine: Callable[[], EngineLike] | None = None
+) -> MainWindow:
+    """The whole window on an engine and a store. Show it, then call `window.controller.start(model folder)`."""
+    theme().set_name(store.setting(settings.THEME, "system"))
+    controller = Controller(engine, store, restart_engine)
+    window = MainWindow(controller)
+    controller.setParent(window)
+    return window

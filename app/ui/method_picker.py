@@ -1,0 +1,161 @@
+"""The popover that picks how a chat's memory is compressed: a method, and its bits."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPoint, QRect, Qt, Signal
+from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+
+from app.engine.messages import METHODS, CacheChoice
+from app.ui.icons import icon, pixmap
+from app.ui.small import Segments, button, label, restyle
+from app.ui.theme import theme
+
+WIDTH = 336
+
+
+class MethodCard(QFrame):
+    """One method: its name, what it does, and which bits it can use."""
+
+    picked = Signal(object)  # CacheChoice
+
+    def __init__(self, method: str, chosen: CacheChoice) -> None:
+        super().__init__()
+        self.setObjectName("methodCard")
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        row = METHODS[method]
+        self._method = method
+        self.is_chosen = method == chosen.method
+        self._bits = row.bits
+        self.setAccessibleName(f"{row.title}: {row.summary}")
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(36, 10, 12, 12)
+        layout.setSpacing(4)
+        layout.addWidget(label(row.title, "strong"))
+        layout.addWidget(label(row.summary, "3", wrap=True))
+        self._segments: Segments | None = None
+        if row.bits:
+            bits = chosen.key_bits if self.is_chosen and chosen.key_bits in row.bits else _default_bits(row.bits)
+            self._segments = Segments([str(b) for b in row.bits], "Bits")
+            self._segments.choose(row.bits.index(bits))
+            self._segments.chosen.connect(lambda _: self.pick())
+            line = QHBoxLayout()
+            line.setContentsMargins(0, 6, 0, 0)
+            line.setSpacing(10)
+            line.addWidget(label("Bits", "3"))
+            line.addWidget(self._segments, 1)
+            layout.addLayout(line)
+
+    @property
+    def choice(self) -> CacheChoice:
+        bits = self._bits[self._segments.current] if self._segments else 4
+        return CacheChoice(self._method, bits, bits)
+
+    def pick(self) -> None:
+        self.picked.emit(self.choice)
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        if self.rect().contains(event.position().toPoint()):
+            self.pick()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Space):
+            self.pick()
+        else:
+            super().keyPressEvent(event)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        tokens = theme().tokens
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        if self.underMouse() or self.hasFocus():
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(QColor(tokens.hover))
+            painter.drawRoundedRect(self.rect(), 8, 8)
+        if self.is_chosen:
+            painter.drawPixmap(QPoint(12, 11), pixmap("check", tokens.accent))
+
+
+class MethodPopover(QFrame):
+    """Shown below a button; tells what was picked and stays open, so that bits can be tried."""
+
+    picked = Signal(object)  # CacheChoice
+
+    def __init__(self, chosen: CacheChoice, parent: QWidget) -> None:
+        super().__init__(parent, Qt.WindowType.Popup | Qt.WindowType.FramelessWindowHint)
+        self.setAttribute(Qt.WidgetAttribute.WA_TranslucentBackground)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        frame = QFrame(self)
+        frame.setObjectName("popover")
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(frame)
+        layout = QVBoxLayout(frame)
+        layout.setContentsMargins(6, 6, 6, 6)
+        layout.setSpacing(2)
+        self._cards = [MethodCard(method, chosen) for method in METHODS]
+        for card in self._cards:
+            card.picked.connect(self._pick)
+            layout.addWidget(card)
+        self.setFixedWidth(WIDTH)
+
+    def show_below(self, anchor: QWidget) -> None:
+        self.adjustSize()
+        self.resize(WIDTH, self.layout().totalHeightForWidth(WIDTH) if self.layout() else self.height())
+        place = anchor.mapToGlobal(QPoint(0, anchor.height() + 4))
+        screen = anchor.screen().availableGeometry() if anchor.screen() else QRect(place, self.size())
+        x = max(screen.left() + 8, min(place.x(), screen.right() - WIDTH - 8))
+        above = max(screen.top(), place.y() - self.height() - anchor.height() - 8)
+        y = place.y() if place.y() + self.height() < screen.bottom() else above
+        self.move(x, y)
+        self.show()
+
+    def _pick(self, choice: CacheChoice) -> None:
+        for card in self._cards:
+            card.is_chosen = card is self.sender()
+            card.update()
+        self.picked.emit(choice)
+
+
+class MethodButton(QPushButton):
+    """Shows a choice, opens the popover to change it."""
+
+    picked = Signal(object)  # CacheChoice
+
+    def __init__(self, choice: CacheChoice, says: str, prefix: str = "") -> None:
+        super().__init__()
+        template = button("", "quiet")
+        self.setCursor(template.cursor())
+        self.setFocusPolicy(template.focusPolicy())
+        self.setProperty("kind", "quiet")
+        self._says, self._prefix = says, prefix
+        self.choice = choice
+        self.clicked.connect(self._open)
+        self.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow stands behind the words
+        theme().changed.connect(self._tint)
+        self.show_choice(choice)
+        self._tint()
+
+    def show_choice(self, choice: CacheChoice) -> None:
+        self.choice = choice
+        self.setText(f"{self._prefix}{choice.label}")
+        self.setAccessibleName(f"{self._says}: {choice.label}")
+        self.setToolTip(METHODS[choice.method].summary)
+        restyle(self)
+
+    def _open(self) -> None:
+        popover = MethodPopover(self.choice, self)
+        popover.picked.connect(self._pick)
+        popover.show_below(self)
+
+    def _pick(self, choice: CacheChoice) -> None:
+        self.show_choice(choice)
+        self.picked.emit(choice)
+
+    def _tint(self) -> None:
+        self.setIcon(icon("down", theme().tokens.text3, 12))
+
+
+def _default_bits(bits: tuple[int, ...]) -> int:
+    return 4 if 4 in bits else bits[-1]

@@ -1,0 +1,68 @@
+"""The dialog that sets how large the block pool is, in megabytes."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
+
+from app.engine.messages import ModelInfo, PoolReport
+from app.ui import words
+from app.ui.small import button, label
+
+MB = 1_000_000
+
+
+def block_bytes(info: ModelInfo, block_size: int) -> float:
+    """What one block takes uncompressed: block_size tokens of one layer's keys, or of its values."""
+    return info.bytes_per_token / (2 * info.n_layers) * block_size
+
+
+class PoolDialog(QDialog):
+    def __init__(self, info: ModelInfo, pool: PoolReport, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Pool size")
+        self._info, self._pool = info, pool
+        self._block = block_bytes(info, pool.block_size)
+        self._size = QSpinBox()
+        self._size.setAccessibleName("Pool size in megabytes")
+        self._size.setRange(max(1, round(self._block * 64 / MB)), 1_000_000)
+        self._size.setSuffix(" MB")
+        self._size.setGroupSeparatorShown(True)
+        self._size.setSingleStep(64)
+        self._size.setMinimumWidth(140)
+        self._size.setButtonSymbols(QSpinBox.ButtonSymbols.NoButtons)
+        self._size.setValue(round(pool.n_blocks * self._block / MB))
+        self._size.valueChanged.connect(self._explain)
+        self._explained = label("", "3", wrap=True)
+        cancel, apply = button("Cancel", "outline"), button("Set size", "primary")
+        apply.setDefault(True)
+        cancel.clicked.connect(self.reject)
+        apply.clicked.connect(self.accept)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(24, 24, 24, 20)
+        layout.setSpacing(8)
+        layout.addWidget(label("Pool size", "title"))
+        layout.addWidget(
+            label("All chats take the memory for what they have read and written from one pool of blocks.", "2", True)
+        )
+        layout.addSpacing(8)
+        layout.addWidget(self._size)
+        layout.addWidget(self._explained)
+        layout.addSpacing(16)
+        buttons = QHBoxLayout()
+        buttons.addStretch()
+        buttons.addWidget(cancel)
+        buttons.addWidget(apply)
+        layout.addLayout(buttons)
+        self.setFixedWidth(400)
+        self._explain()
+
+    @property
+    def n_blocks(self) -> int:
+        return max(1, round(self._size.value() * MB / self._block))
+
+    def _explain(self) -> None:
+        tokens = int(self.n_blocks / (2 * self._info.n_layers) * self._pool.block_size)
+        self._explained.setText(
+            f"{self.n_blocks:,} blocks: room for about {words.count(tokens, 'token')} of all chats together. "
+            f"Memory is taken as it is needed, never all at once; blocks in use are never taken away."
+        )
