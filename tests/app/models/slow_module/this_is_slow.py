@@ -1,0 +1,5 @@
+"""Stands in for a long download."""
+
+import time
+
+time.sleep(60)
