@@ -188,8 +188,8 @@ def set_up_model() -> None:
 
 def call(command: list[str], failure: str, environment: dict[str, str] | None = None) -> None:
     """Run `command`, whose complaints stay visible; exit with `failure` when it fails."""
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    code = subprocess.run(command, env=environment, check=False, **streams).returncode
+    nothing = subprocess.DEVNULL
+    code = subprocess.run(command, env=environment, check=False, stdin=nothing, stdout=nothing).returncode
     if code:
         fail(f"{failure} (exit code {code}).")
 
