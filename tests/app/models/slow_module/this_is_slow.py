@@ -2,4 +2,5 @@
 
 import time
 
+print("downloading", flush=True)
 time.sleep(60)
