@@ -188,7 +188,7 @@ class MessageScroll(QScrollArea):
         middle.setMaximumWidth(COLUMN)
         middle.setLayout(column)
         column.addStretch(1)
-        centred = QHBoxLayout(inside)
+        centred = self._centred = QHBoxLayout(inside)
         centred.setContentsMargins(24, 0, 24, 0)
         centred.addStretch(1)
         centred.addWidget(middle, 1000)
@@ -217,8 +217,11 @@ class MessageScroll(QScrollArea):
         self._latest.setVisible(not self._at_end)
 
     def _grown(self, _: int, maximum: int) -> None:
+        # The scroll bar takes its room from the margin, so that the messages stay in line with the input below them.
+        bar = self.verticalScrollBar()
+        self._centred.setContentsMargins(24, 0, 24 - (bar.sizeHint().width() if maximum > 0 else 0), 0)
         if self._at_end:
-            self.verticalScrollBar().setValue(maximum)
+            bar.setValue(maximum)
         self._latest.setVisible(not self._at_end)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -70,7 +70,7 @@ class CompareView(QWidget):
 
     def _remember(self) -> None:
         text = ",".join(settings.write_choice(view.choice) for view in self._lanes)
-        self._controller.store.set_setting(settings.LANES, text)
+        self._controller.remember(settings.LANES, text)
 
     def _set_lanes(self, choices: list[CacheChoice]) -> None:
         for view in self._lanes:

@@ -34,7 +34,7 @@ class Comparison:
         self.prompt = prompt
         for index, choice in enumerate(choices):
             # Colours from the far end of the list, which chats reach last.
-            lane = Lane(self._next_id, choice, (N_COLOURS - 1 - index) % N_COLOURS)
+            lane = Lane(self._next_id, choice, (N_COLOURS - 1 - index) % N_COLOURS, number=index + 1)
             self._next_id -= 1
             self.lanes.append(lane)
             self.submit(OpenChat(lane.id, choice))

@@ -24,7 +24,6 @@ from app.engine.messages import (
     FetchDefaultModel,
     LoadModel,
     MemoryReport,
-    Message,
     ModelFailed,
     ModelProgress,
     ModelReady,
@@ -36,14 +35,16 @@ from app.engine.messages import (
     Send,
     Stop,
 )
-from app.ui import words
+from app.store.store import StoreError
+from app.ui import settings, words
 from app.ui.comparison import MAX_TOKENS, Comparison
 from app.ui.ports import EngineLike, StoreLike
 from app.ui.settings import parse_choice, write_choice
-from app.ui.state import N_COLOURS, Chat, Lane, Memory, Model, Running, Turn
+from app.ui.state import N_COLOURS, Chat, Lane, Memory, Model, Running, Turn, conversation_of
 
 DRAIN_MS = 33
 SAVE_EVERY_S = 2.0
+_UNSAVED = 1_000_000_000  # ids of chats that could not be written down start here, beyond any in the store
 # The model's authors advise these for chatting (SmolLM2's model card).
 SAMPLING = Sampling(temperature=0.2, top_p=0.9, max_tokens=1024)
 
@@ -71,6 +72,7 @@ class Controller(QObject):
         self.store = store
         self.model = Model()
         self.memory = Memory()
+        self.save_error = ""  # why the last change could not be written down, for people
         self.chats: dict[int, Chat] = {}
         self.colours: dict[int, int] = {}  # of closed chats too: the chart still shows their past
         self.comparison = Comparison(self._submit)
@@ -143,19 +145,31 @@ class Controller(QObject):
 
     @property
     def last_choice(self) -> CacheChoice:
-        return parse_choice(self.store.setting("choice", ""))
+        return parse_choice(self.store.setting(settings.CHOICE, ""))
 
     @last_choice.setter
     def last_choice(self, choice: CacheChoice) -> None:
-        self.store.set_setting("choice", write_choice(choice))
+        self.remember(settings.CHOICE, write_choice(choice))
 
     def new_chat(self, choice: CacheChoice | None = None) -> int:
         """A new, empty chat; returns its id, which is the store's and the engine's too."""
         choice = choice or self.last_choice
-        stored = self.store.add_chat("New chat", choice.method, choice.key_bits, choice.value_bits)
-        self.chats[stored.id] = Chat(stored.id, choice, self._colour_for(stored.id), title="New chat")
+        try:
+            chat_id = self.store.add_chat("New chat", choice.method, choice.key_bits, choice.value_bits).id
+        except StoreError as error:
+            chat_id = _UNSAVED + len(self.colours)
+            self._saving_failed(error)
+        self.chats[chat_id] = Chat(chat_id, choice, self._colour_for(chat_id), title="New chat")
         self.chats_changed.emit()
-        return stored.id
+        return chat_id
+
+    def set_choice(self, chat_id: int, choice: CacheChoice) -> None:
+        """Change how a chat's memory is kept, which is possible until its first question."""
+        chat = self.chats[chat_id]
+        if not chat.turns and not chat.opened:
+            chat.choice = choice
+            self._save(self.store.set_method, chat_id, choice.method, choice.key_bits, choice.value_bits)
+            self.chat_changed.emit(chat_id)
 
     def send(self, chat_id: int, text: str) -> bool:
         """Add the person's message and let the model answer. False when that is not possible now."""
@@ -164,9 +178,9 @@ class Controller(QObject):
             return False
         if not chat.turns:
             chat.title = words.title_from(text)
-            self.store.rename_chat(chat_id, chat.title)
+            self._save(self.store.rename_chat, chat_id, chat.title)
         chat.turns.append(Turn("user", text))
-        self.store.add_message(chat_id, "user", text)
+        self._save(self.store.add_message, chat_id, "user", text)
         self._answer(chat)
         return True
 
@@ -177,7 +191,7 @@ class Controller(QObject):
             return False
         if chat.turns[-1].role == "assistant":
             chat.turns.pop()
-            self.store.truncate_messages(chat_id, len(chat.turns))
+            self._save(self.store.truncate_messages, chat_id, len(chat.turns))
         self._answer(chat)
         return True
 
@@ -188,7 +202,7 @@ class Controller(QObject):
     def rename_chat(self, chat_id: int, title: str) -> None:
         if title.strip():
             self.chats[chat_id].title = title.strip()
-            self.store.rename_chat(chat_id, title.strip())
+            self._save(self.store.rename_chat, chat_id, title.strip())
             self.chat_changed.emit(chat_id)
 
     def close_chat(self, chat_id: int) -> None:
@@ -196,7 +210,7 @@ class Controller(QObject):
         chat = self.chats.pop(chat_id)
         if chat.opened:
             self._submit(CloseChat(chat_id))
-        self.store.delete_chat(chat_id)
+        self._save(self.store.delete_chat, chat_id)
         self.chats_changed.emit()
 
     def _answer(self, chat: Chat) -> None:
@@ -206,14 +220,30 @@ class Controller(QObject):
         chat.begin()
         conversation = conversation_of(chat.turns)
         chat.turns.append(Turn("assistant", "", "pending"))
-        self.store.add_message(chat.id, "assistant", "", chat.turns[-1].stored_note)
+        self._save(self.store.add_message, chat.id, "assistant", "", chat.turns[-1].stored_note)
         self._submit(Send(chat.id, conversation, SAMPLING))
         self.turns_changed.emit(chat.id)
         self.chat_changed.emit(chat.id)
 
+    def remember(self, key: str, value: str) -> None:
+        """Keep a setting for the next start."""
+        self._save(self.store.set_setting, key, value)
+
+    def _save(self, write: Callable[..., object], *values: object) -> None:
+        """Write to the store. A full disk or the like must not take a running chat down: it is told and goes on."""
+        try:
+            write(*values)
+        except StoreError as error:
+            self._saving_failed(error)
+
+    def _saving_failed(self, error: StoreError) -> None:
+        if str(error) != self.save_error:
+            self.save_error = str(error)
+            self.model_changed.emit()
+
     def _save_last(self, chat: Chat) -> None:
         self._saved_at[chat.id] = time.monotonic()
-        self.store.replace_last_message(chat.id, chat.turns[-1].content, chat.turns[-1].stored_note)
+        self._save(self.store.replace_last_message, chat.id, chat.turns[-1].content, chat.turns[-1].stored_note)
 
     def _colour_for(self, chat_id: int) -> int:
         """The chat's own colour, the same after every start, unless another chat has it and one is free."""
@@ -353,19 +383,3 @@ class Controller(QObject):
         self.memory = Memory()
         self._dirty["model"].add(0)
         self._dirty["memory"].add(0)
-
-
-def conversation_of(turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """What the model is told: without failures and empty answers, and with roles taking turns.
-
-    Some chat templates refuse two messages of one role in a row, so questions left unanswered are joined.
-    """
-    messages: list[Message] = []
-    for turn in turns:
-        if not turn.content.strip():
-            continue
-        if messages and messages[-1].role == turn.role:
-            messages[-1] = Message(turn.role, f"{messages[-1].content}\n\n{turn.content}")
-        else:
-            messages.append(Message(turn.role, turn.content))
-    return tuple(messages)

@@ -158,8 +158,7 @@ class RoundButton(IconButton):
 
     def _tint(self) -> None:
         super()._tint()
-        if self.isEnabled():
-            self._dress_up()
+        self._dress_up()
 
 
 class Footer(QWidget):

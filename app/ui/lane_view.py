@@ -13,6 +13,7 @@ from app.ui.method_picker import MethodButton
 from app.ui.small import Dot, IconButton, ThinBar, label, rule
 from app.ui.state import ENDINGS, N_COLOURS, Lane
 from app.ui.textdiff import describe
+from app.ui.theme import theme
 from app.ui.waiting import WaitingLine
 
 
@@ -33,13 +34,17 @@ class LaneView(QFrame):
         self.remove = IconButton("close", "Remove lane", 24, role="text3", icon_size=14)
         self.remove.clicked.connect(self.remove_asked)
         self._text = DocumentView(f"Answer of lane {index + 1}")
-        self._waiting = WaitingLine()
+        self._waiting = WaitingLine(stacked=True)
         self._error = label("", "warn", wrap=True)
         self._bytes = label("", "large")
         self._ratio = label("", "2")
         self._bar = ThinBar(4)
         self._speed = label("", "3")
+        self._text.set_text_px(theme().base + 1)
         self._differs = label("", "2", wrap=True)
+        # Two lines, used or not, so that the captions of neighbours stand at one height.
+        self._differs.setMinimumHeight(2 * self._differs.fontMetrics().lineSpacing() + 4)
+        self._differs.setAlignment(Qt.AlignmentFlag.AlignTop)
         self._foot = QWidget()
         self._lay_out()
         self.show_lane(None, None, "")
@@ -50,11 +55,10 @@ class LaneView(QFrame):
 
     def _lay_out(self) -> None:
         head = QHBoxLayout()
-        head.setContentsMargins(16, 10, 8, 6)
-        head.setSpacing(6)
+        head.setContentsMargins(18, 10, 8, 6)
+        head.setSpacing(4)
         head.addWidget(self._dot)
-        head.addWidget(self._method)
-        head.addStretch()
+        head.addWidget(self._method, 1)
         head.addWidget(self.remove)
         inside = QWidget()
         body = QVBoxLayout(inside)
@@ -108,7 +112,6 @@ class LaneView(QFrame):
         if lane is first and len(comparison.lanes) > 1:
             says = "The others are compared with this one"
         self._differs.setText(says)
-        self._differs.setVisible(bool(says))
 
     def _draw_cost(self, lane: Lane, dtype: str) -> None:
         held, whole = 0, 0

@@ -109,18 +109,24 @@ class MainWindow(QMainWindow):
     def set_theme(self, name: str) -> None:
         """Light, dark or system."""
         theme().set_name(name)
-        self.controller.store.set_setting(settings.THEME, name)
+        self.controller.remember(settings.THEME, name)
 
     def new_chat(self) -> None:
         """Show an empty chat with the chosen method: the one that is there already, or a new one."""
-        shown = self.controller.chats.get(self.chat_view.chat_id or 0)
         choice = self.controller.last_choice
-        if shown is not None and not shown.turns:
-            if shown.choice == choice:
-                self.show_chat(shown.id)
-                return
-            self.controller.close_chat(shown.id)
-        self.show_chat(self.controller.new_chat(choice))
+        empty = next((chat.id for chat in self.controller.chats.values() if not chat.turns and not chat.opened), None)
+        if empty is None:
+            empty = self.controller.new_chat(choice)
+        self.controller.set_choice(empty, choice)
+        self.show_chat(empty)
+
+    def _choice_changed(self) -> None:
+        """A chat that has not begun takes over the method just picked."""
+        shown = self.controller.chats.get(self.chat_view.chat_id or 0)
+        if shown is not None:
+            self.controller.set_choice(shown.id, self.controller.last_choice)
+        self.chat_view.refresh()
+        self._draw_header()
 
     def close_current(self) -> None:
         if self.chat_view.chat_id is not None and self._pages.currentIndex() == 0:
@@ -149,7 +155,7 @@ class MainWindow(QMainWindow):
             self._wants_memory_narrow = shown
         else:
             self._wants_memory = shown
-            self.controller.store.set_setting(settings.MEMORY_PANEL, "1" if shown else "0")
+            self.controller.remember(settings.MEMORY_PANEL, "1" if shown else "0")
         self._arrange()
 
     def ask_pool_size(self) -> None:
@@ -186,7 +192,7 @@ class MainWindow(QMainWindow):
     def _connect(self) -> None:
         self.sidebar.place_chosen.connect(lambda place: self.show_compare() if place else self.show_chats())
         self.sidebar.new_chat_asked.connect(self.new_chat)
-        self.sidebar.choice_changed.connect(self.chat_view.refresh)
+        self.sidebar.choice_changed.connect(self._choice_changed)
         self.sidebar.chats.chosen.connect(self.show_chat)
         self.sidebar.chats.close_asked.connect(self.ask_to_close)
         self.chat_view.chat_made.connect(lambda _: self._after_switch())
@@ -245,7 +251,7 @@ class MainWindow(QMainWindow):
 
     def closeEvent(self, event: QCloseEvent) -> None:
         geometry = bytes(self.saveGeometry().toBase64().data()).decode()
-        self.controller.store.set_setting(settings.GEOMETRY, geometry)
+        self.controller.remember(settings.GEOMETRY, geometry)
         self.controller.save_all()
         super().closeEvent(event)
         self.closed.emit()

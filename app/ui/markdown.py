@@ -22,6 +22,18 @@ from app.ui.tokens import Tokens
 # Colouring much longer code thirty times a second would take longer than the pause between two drawings.
 _COLOUR_LIMIT = 20_000
 
+_CODE_COLOURS: dict[_TokenType, str] = {
+    Comment: "code_comment",
+    String: "code_string",
+    Number: "code_number",
+    Keyword: "code_keyword",
+    Operator.Word: "code_keyword",
+    Name.Function: "code_name",
+    Name.Class: "code_name",
+    Name.Decorator: "code_name",
+    Name.Tag: "code_name",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TextSegment:
@@ -46,9 +58,20 @@ def _table_open(self: RendererHTML, tokens: Sequence[MarkdownToken], index: int,
     return '<table cellspacing="0" cellpadding="6" width="100%">'
 
 
+def _heading_open(self: RendererHTML, tokens: Sequence[MarkdownToken], index: int, options: Any, env: Any) -> str:
+    # Qt's rich text enlarges h1 to h6 by its own measure on top of the style; a paragraph with a class it leaves alone.
+    return f'<p class="{tokens[index].tag}">'
+
+
+def _heading_close(self: RendererHTML, tokens: Sequence[MarkdownToken], index: int, options: Any, env: Any) -> str:
+    return "</p>"
+
+
 _PARSER = MarkdownIt("commonmark", {"html": False, "linkify": False}).enable(["table", "strikethrough"])
 _PARSER.add_render_rule("image", _image)
 _PARSER.add_render_rule("table_open", _table_open)
+_PARSER.add_render_rule("heading_open", _heading_open)
+_PARSER.add_render_rule("heading_close", _heading_close)
 
 
 def segments(text: str) -> list[Segment]:
@@ -78,16 +101,16 @@ def document_css(tokens: Tokens, base_px: int) -> str:
     return f"""
     body, p, li, td, th {{ color: {tokens.text}; line-height: 128%; }}
     p {{ margin-top: 0; margin-bottom: 12px; }}
-    h1 {{ {heading} font-size: {base_px + 5}px; margin-top: 16px; margin-bottom: 8px; }}
-    h2 {{ {heading} font-size: {base_px + 3}px; margin-top: 16px; margin-bottom: 8px; }}
-    h3, h4, h5, h6 {{ {heading} font-size: {base_px + 1}px; margin-top: 12px; margin-bottom: 6px; }}
+    .h1 {{ {heading} font-size: {base_px + 5}px; margin-top: 16px; margin-bottom: 8px; }}
+    .h2 {{ {heading} font-size: {base_px + 3}px; margin-top: 16px; margin-bottom: 8px; }}
+    .h3, .h4, .h5, .h6 {{ {heading} font-size: {base_px + 1}px; margin-top: 12px; margin-bottom: 6px; }}
     ul, ol {{ margin-top: 0; margin-bottom: 12px; }}
     li {{ margin-bottom: 4px; }}
     li p {{ margin-bottom: 4px; }}
     blockquote {{ margin-left: 16px; margin-right: 16px; }}
     blockquote p {{ color: {tokens.text2}; }}
     code, pre {{ font-family: "{tokens.mono}"; font-size: {base_px - 1}px; background-color: {tokens.code_bg}; }}
-    table {{ border-collapse: collapse; margin-bottom: 12px; }}
+    table {{ border-collapse: collapse; margin-top: 8px; margin-bottom: 16px; }}
     th {{ font-weight: 600; text-align: left; border-bottom: 1px solid {tokens.text3}; }}
     td {{ border-bottom: 1px solid {tokens.hairline}; }}
     a {{ color: {tokens.link}; text-decoration: none; }}
@@ -110,14 +133,10 @@ def code_html(code: str, language: str, tokens: Tokens) -> str:
 
 
 def _code_colour(kind: _TokenType, tokens: Tokens) -> str:
-    if kind in Comment:
-        return tokens.code_comment
-    if kind in String:
-        return tokens.code_string
-    if kind in Number:
-        return tokens.code_number
-    if kind in Keyword or kind in Operator.Word:
-        return tokens.code_keyword
-    if kind in Name.Function or kind in Name.Class or kind in Name.Decorator or kind in Name.Tag:
-        return tokens.code_name
+    """The colour of a token type, or of the nearest type above it that has one; empty for plain text."""
+    found: _TokenType | None = kind
+    while found is not None:
+        if found in _CODE_COLOURS:
+            return str(getattr(tokens, _CODE_COLOURS[found]))
+        found = found.parent
     return ""

@@ -60,7 +60,7 @@ class MemoryChart(QWidget):
             self._plot.addItem(line, ignoreBounds=True)
         item.setXRange(-HISTORY_SECONDS, 0, padding=0)
         self._right.setStyle(tickLength=0, tickTextOffset=8, autoExpandTextSpace=False)
-        self._right.setWidth(42)
+        self._right.setWidth(36)
         self._curves: dict[int, Any] = {}
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -101,7 +101,8 @@ class MemoryChart(QWidget):
         self._plot.getPlotItem().setYRange(0, top, padding=0.06)
         for line, height in zip(self._lines, (0.0, top / 2, top), strict=True):
             line.setValue(height)
-        self._right.setTicks([[(0, "0"), (top / 2, f"{top / 2:,.0f}"), (top, f"{top:,.0f}")]])
+        ticks = [(height, short(height)) for height in ((0.0, top / 2, top) if highest else (0.0,))]
+        self._right.setTicks([ticks])
 
     def _dress(self, chat_id: int) -> None:
         tokens = theme().tokens
@@ -121,6 +122,11 @@ class MemoryChart(QWidget):
             line.setPen(pg.mkPen(QColor(tokens.hairline), width=1))
         for chat_id in self._curves:
             self._dress(chat_id)
+
+
+def short(number: float) -> str:
+    """1500 is "1.5k": the axis has room for four characters."""
+    return f"{number:g}" if number < 1000 else f"{number / 1000:g}k"
 
 
 def nice_ceiling(value: float) -> float:

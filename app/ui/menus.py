@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
@@ -50,7 +51,7 @@ def make_menus(window: MainWindow) -> None:
     group = QActionGroup(window)
     titles = {"system": "As the system", "light": "Light", "dark": "Dark"}
     for name in NAMES:
-        action = add(view, titles[name], None, lambda name=name: window.set_theme(name))
+        action = add(view, titles[name], None, partial(window.set_theme, name))
         action.setCheckable(True)
         action.setChecked(theme().name == name)
         group.addAction(action)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, Qt, QTimer, Signal
-from PySide6.QtGui import QEnterEvent, QGuiApplication, QResizeEvent
+from PySide6.QtGui import QEnterEvent, QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.ui.document_view import DocumentView
@@ -154,12 +154,8 @@ class UserMessage(MessageView):
         layout.setSpacing(4)
         layout.addStretch(1)
         layout.addWidget(self._copy, 0, Qt.AlignmentFlag.AlignTop)
-        layout.addWidget(self._bubble)
-        self._ideal = self._text.ideal_width() + 28
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        self._bubble.setFixedWidth(max(48, min(self._ideal, int(self.width() * 0.75))))
-        super().resizeEvent(event)
+        layout.addWidget(self._bubble, 3)
+        self._bubble.setMaximumWidth(max(48, self._text.ideal_width() + 28))
 
 
 class AssistantMessage(MessageView):

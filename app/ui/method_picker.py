@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QPoint, QRect, Qt, Signal
+from PySide6.QtCore import QPoint, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from app.engine.messages import METHODS, CacheChoice
-from app.ui.icons import icon, pixmap
-from app.ui.small import Segments, button, label, restyle
+from app.ui.icons import pixmap
+from app.ui.small import Segments, button, label
 from app.ui.theme import theme
 
 WIDTH = 336
@@ -102,7 +102,8 @@ class MethodPopover(QFrame):
 
     def show_below(self, anchor: QWidget) -> None:
         self.adjustSize()
-        self.resize(WIDTH, self.layout().totalHeightForWidth(WIDTH) if self.layout() else self.height())
+        if (layout := self.layout()) is not None:
+            self.resize(WIDTH, layout.totalHeightForWidth(WIDTH))
         place = anchor.mapToGlobal(QPoint(0, anchor.height() + 4))
         screen = anchor.screen().availableGeometry() if anchor.screen() else QRect(place, self.size())
         x = max(screen.left() + 8, min(place.x(), screen.right() - WIDTH - 8))
@@ -132,17 +133,36 @@ class MethodButton(QPushButton):
         self._says, self._prefix = says, prefix
         self.choice = choice
         self.clicked.connect(self._open)
-        self.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow stands behind the words
-        theme().changed.connect(self._tint)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        theme().changed.connect(self.update)
         self.show_choice(choice)
-        self._tint()
 
     def show_choice(self, choice: CacheChoice) -> None:
         self.choice = choice
-        self.setText(f"{self._prefix}{choice.label}")
+        self._words = f"{self._prefix}{choice.label}"
         self.setAccessibleName(f"{self._says}: {choice.label}")
         self.setToolTip(METHODS[choice.method].summary)
-        restyle(self)
+        self.updateGeometry()
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        self.ensurePolished()
+        return QSize(self.fontMetrics().horizontalAdvance(self._words) + 2 * 8 + 16, 28)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(64, 28)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        # The style draws ground and focus ring; words and arrow are ours, so that the words can end in "…".
+        super().paintEvent(event)
+        tokens = theme().tokens
+        painter = QPainter(self)
+        painter.setPen(QColor(tokens.text2))
+        room = self.width() - 2 * 8 - 16
+        words = self.fontMetrics().elidedText(self._words, Qt.TextElideMode.ElideRight, room)
+        painter.drawText(QRect(8, 0, room, self.height()), Qt.AlignmentFlag.AlignVCenter, words)
+        arrow = 8 + self.fontMetrics().horizontalAdvance(words) + 4
+        painter.drawPixmap(QPoint(arrow, (self.height() - 12) // 2 + 1), pixmap("down", tokens.text3, 12))
 
     def _open(self) -> None:
         popover = MethodPopover(self.choice, self)
@@ -152,9 +172,6 @@ class MethodButton(QPushButton):
     def _pick(self, choice: CacheChoice) -> None:
         self.show_choice(choice)
         self.picked.emit(choice)
-
-    def _tint(self) -> None:
-        self.setIcon(icon("down", theme().tokens.text3, 12))
 
 
 def _default_bits(bits: tuple[int, ...]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
@@ -59,7 +60,8 @@ class Notices(QWidget):
         model, controller = self._controller.model, self._controller
         info_notices = model.info.notices if model.info else ()
         # Loading reports many times a second; a button must not be replaced under the pointer.
-        now = (model.phase in ("failed", "stopped"), model.error, info_notices, theme().tokens, len(self._dismissed))
+        problem = (model.phase in ("failed", "stopped"), model.error, controller.save_error)
+        now = (problem, info_notices, theme().tokens, len(self._dismissed))
         if now == self._shown:
             return
         self._shown = now
@@ -72,9 +74,12 @@ class Notices(QWidget):
             text = text if text.startswith("The engine") else f"The engine has stopped: {text}"
             restart = ("Restart engine", controller.restart_engine) if controller.can_restart else None
             self._layout.addWidget(Notice(text, True, restart, None))
-        for notice in info_notices:
+        notices = [(notice, False) for notice in info_notices]
+        if controller.save_error:
+            notices.append((f"Changes are not being saved: {controller.save_error}", True))
+        for notice, warn in notices:
             if notice not in self._dismissed:
-                self._layout.addWidget(Notice(notice, False, None, lambda n=notice: self._dismiss(n)))
+                self._layout.addWidget(Notice(notice, warn, None, partial(self._dismiss, notice)))
         self.setVisible(self._layout.count() > 0)
 
     def _dismiss(self, notice: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from app.engine.messages import AnswerStats, CacheChoice, ChatMemory, ModelInfo, PoolReport
+from app.engine.messages import AnswerStats, CacheChoice, ChatMemory, Message, ModelInfo, PoolReport
 
 Phase = Literal["idle", "queued", "prefill", "decode"]
 TurnKind = Literal["done", "pending", "stopped", "length", "context", "failed"]
@@ -110,6 +111,7 @@ class Chat(Running):
 class Lane(Running):
     """One column of the comparison."""
 
+    number: int = 1
     text: str = ""
     stats: AnswerStats | None = None
     ending: TurnKind = "pending"
@@ -117,7 +119,7 @@ class Lane(Running):
 
     @property
     def title(self) -> str:
-        return f"Compare: {self.choice.label}"
+        return f"Comparison, lane {self.number}"
 
 
 @dataclass
@@ -183,3 +185,19 @@ class Memory:
         # One sample older than the window stays, so that the chart's left edge has something to start from.
         while len(self.history) > 2 and self.history[1].time < time - HISTORY_SECONDS:
             self.history.popleft()
+
+
+def conversation_of(turns: Sequence[Turn]) -> tuple[Message, ...]:
+    """What the model is told: without failures and empty answers, and with roles taking turns.
+
+    Some chat templates refuse two messages of one role in a row, so questions left unanswered are joined.
+    """
+    messages: list[Message] = []
+    for turn in turns:
+        if not turn.content.strip():
+            continue
+        if messages and messages[-1].role == turn.role:
+            messages[-1] = Message(turn.role, f"{messages[-1].content}\n\n{turn.content}")
+        else:
+            messages.append(Message(turn.role, turn.content))
+    return tuple(messages)
