@@ -162,11 +162,11 @@ def decode_step(model: Any, chat: Chat) -> int:
     logits = model(mx.array([[newest]]), cache=chat.caches)[:, -1].astype(mx.float32)  # (1, vocabulary)
     sampled = answer.sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     mx.eval(sampled, chat.arrays())
-    token = int(sampled.item())
+    token: Any = sampled.item()
     chat.held.append(newest)
     answer.own_seconds += time.perf_counter() - started
     answer.own_steps += 1
-    return token
+    return int(token)
 
 
 def end_reason(chat: Chat, token: int, end_tokens: set[int], context_limit: int) -> EndReason | None:

@@ -1,9 +1,9 @@
 """Engine: the handle on the worker thread. It takes commands, hands out events, and knows nothing of MLX or Qt.
 
-    with Engine() as engine:
-        engine.submit(LoadModel())
-        ...
-        for event in engine.events(): ...
+with Engine() as engine:
+engine.submit(LoadModel())
+...
+for event in engine.events(): ...
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the chat's answer where it is. Answered by AnswerEnded with reason "stopped"; nothing if it was not answering."""
+    """End the chat's answer where it is: AnswerEnded with reason "stopped". Nothing, if it was not answering."""
 
     chat_id: int
 

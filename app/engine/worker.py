@@ -186,8 +186,8 @@ class Worker:
             if len(prompt) >= limit:
                 self._fail(
                     chat,
-                    f"This conversation is {len(prompt):,} tokens long, and {self._loaded.name} reads at most {limit:,}. "
-                    f"Start a new chat, or shorten the message.",
+                    f"This conversation is {len(prompt):,} tokens long, and {self._loaded.name} reads at most "
+                    f"{limit:,}. Start a new chat, or shorten the message.",
                 )
                 return
             sampling = command.sampling
@@ -282,7 +282,9 @@ class Worker:
         """
         n_k, n_v = chat.blocks_needed(n_tokens, self._pool)
         if not self._pool.can_allocate(n_k, n_v):
-            self._fail(chat, self._exhausted(n_k + n_v))
+            message = self._exhausted(n_k + n_v)
+            chat.release()  # or the blocks of a chat that can't go on would soon stop all the others too
+            self._fail(chat, message)
             return False
         self._changed = True
         try:
@@ -296,14 +298,17 @@ class Worker:
         total = self._pool.stats.n_blocks
         free = total - self._pool.stats.blocks_in_use()
         return (
-            f"The memory for chats is full: this answer needs {needed:,} more blocks and {free:,} of {total:,} are free. "
-            f"Close a chat you no longer need, or raise the limit under Memory > Pool size, and try again."
+            f"The memory for chats is full: this answer needs {needed:,} more blocks, and {free:,} of {total:,} are "
+            f"free. Close a chat you no longer need, or raise the limit under Memory > Pool size, and try again."
         )
 
     def _fail_step(self, chat: Chat, exc: Exception) -> None:
         # The layers may hold different numbers of tokens now, so the caches are made again from the text.
         chat.release()
-        self._fail(chat, f"This answer ended with an error: {type(exc).__name__}: {exc} Try again; other chats are not affected.")
+        self._fail(
+            chat,
+            f"This answer ended with an error: {type(exc).__name__}: {exc} Try again; other chats are not affected.",
+        )
 
     def _fail(self, chat: Chat, message: str) -> None:
         self._leave_queue(chat.chat_id)

@@ -77,7 +77,7 @@ def load_model(folder: Path, progress: Progress, cancelled: Callable[[], bool]) 
             mx.eval(part.parameters())
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as exc:
         raise ModelFileError(
-            f"The model in {folder} can't be loaded: {_one_line(exc)} Choose another model folder, or download it again."
+            f"The model in {folder} can't be loaded: {_one_line(exc)} Choose another folder, or download it again."
         ) from exc
     step("Reading the tokenizer", 0.85)
     try:
@@ -88,7 +88,8 @@ def load_model(folder: Path, progress: Progress, cancelled: Callable[[], bool]) 
         ) from exc
     if not tokenizer.has_chat_template:
         raise ModelFileError(
-            f"The model in {folder} has no chat template, so it can't hold a conversation. Choose an instruct version of it."
+            f"The model in {folder} has no chat template, so it can't hold a conversation. "
+            f"Choose an instruct version of it."
         )
     step("Warming up", 0.9)
     try:
@@ -96,7 +97,7 @@ def load_model(folder: Path, progress: Progress, cancelled: Callable[[], bool]) 
         mx.eval(model(mx.array([[0]]), cache=caches))
     except (ValueError, RuntimeError, TypeError) as exc:
         raise ModelFileError(f"The model in {folder} can't run: {_one_line(exc)}") from exc
-    plain = [cache for cache in caches if type(cache) is KVCache]
+    plain: list[Any] = [cache for cache in caches if type(cache) is KVCache]
     if not plain:
         raise ModelFileError(
             f"The model in {folder} has no attention layer with a plain KV cache; there is nothing to compress."
@@ -137,7 +138,7 @@ def _config(folder: Path) -> dict[str, Any]:
         ) from exc
     if not isinstance(config, dict):
         raise ModelFileError(f"{folder / 'config.json'} holds no settings. Download the model again.")
-    if "model_file" in config or "auto_map" in config and not config.get("model_type"):
+    if "model_file" in config or ("auto_map" in config and not config.get("model_type")):
         raise ModelFileError(f"The model in {folder} wants to run code of its own, which this app never does.")
     return config
 

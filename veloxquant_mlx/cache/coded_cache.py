@@ -125,7 +125,7 @@ class CodedKVCache(KVCache):
         self._values.append(_tokens(v, self.config.n_kv_heads, self.config.value_head_dim, "value"))
 
     def extend_and_attend(self, k: Any, v: Any, q: Any, scale: float | None = None) -> mx.array:
-        """Append k and v, and attend with q, so that the new tokens see each other exactly and are sealed afterwards."""
+        """Append k and v and attend with q; the new tokens see each other exactly and are sealed afterwards."""
         k = _tokens(k, self.config.n_kv_heads, self.config.head_dim, "key")
         assert self.config.value_head_dim is not None
         v = _tokens(v, self.config.n_kv_heads, self.config.value_head_dim, "value")
@@ -206,7 +206,7 @@ class CodedKVCache(KVCache):
         return self._keys.decoded(), self._values.decoded()
 
     def memory_bytes(self) -> int:
-        """nbytes of every array held for tokens, spare capacity included."""
+        """Nbytes of every array held for tokens, spare capacity included."""
         return self._keys.nbytes + self._values.nbytes
 
     def uncompressed_bytes(self) -> int:
@@ -228,8 +228,8 @@ class CodedKVCache(KVCache):
 
 
 def _tokens(x: Any, n_kv_heads: int, d: int, what: str) -> mx.array:
-    """x as (n_kv_heads, n_tokens, d); a single vector becomes one head's one token."""
-    x = x if isinstance(x, mx.array) else mx.array(x)
+    """Keys or values as (n_kv_heads, n_tokens, d); a single vector becomes one head's one token."""
+    x = _array(x)
     if x.ndim == 1:
         x = x[None, None]
     if x.ndim != 3 or x.shape[0] != n_kv_heads or x.shape[2] != d or not x.shape[1]:
@@ -240,9 +240,14 @@ def _tokens(x: Any, n_kv_heads: int, d: int, what: str) -> mx.array:
     return x
 
 
+def _array(x: Any) -> mx.array:
+    array: mx.array = x if isinstance(x, mx.array) else mx.array(x)
+    return array
+
+
 def _queries(q: Any) -> tuple[mx.array, tuple[int, ...]]:
-    """q as (n_q_heads, n_tokens, d), and the shape it came in, whose last axis the output may change."""
-    q = q if isinstance(q, mx.array) else mx.array(q)
+    """Queries as (n_q_heads, n_tokens, d), and the shape it came in, whose last axis the output may change."""
+    q = _array(q)
     if q.ndim == 1:
         return q[None, None], (-1,)
     if q.ndim != 3:

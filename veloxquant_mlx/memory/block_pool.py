@@ -13,13 +13,15 @@ Every operation costs O(1) per block it touches, and a block nobody has used yet
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError, OwnerAlreadyActiveError
+from veloxquant_mlx.memory.free_blocks import FreeBlocks
+from veloxquant_mlx.memory.pool_stats import AllocationStats, counts
+
+__all__ = ["AllocationStats", "Block", "BlockPoolAllocator", "PoolConfig"]
 
 HISTORY_LENGTH = 256
 
@@ -85,146 +87,6 @@ class Block:
     owner: int | None = None
 
 
-@dataclass
-class AllocationStats:
-    """What a pool has done so far. `pool.stats` is live; `snapshot()` is a copy that belongs together.
-
-    Attributes:
-        n_blocks: Blocks in the pool now.
-        n_allocations: Blocks handed out, since the start.
-        n_frees: Blocks given back, since the start.
-        n_reused: Of n_allocations, those that had been used before.
-        n_exhausted: Calls of allocate that were refused.
-        n_grown: Blocks added after the start.
-        n_retired: Blocks taken out for good by shrink.
-        peak_blocks_in_use: The most blocks in use at one time.
-        n_partly_filled: Blocks in use with some tokens, but not block_size of them, now.
-    """
-
-    n_blocks: int
-    n_allocations: int = 0
-    n_frees: int = 0
-    n_reused: int = 0
-    n_exhausted: int = 0
-    n_grown: int = 0
-    n_retired: int = 0
-    peak_blocks_in_use: int = 0
-    n_partly_filled: int = 0
-
-    def __post_init__(self) -> None:
-        # The pool these belong to takes this very lock for every change, so a reader never sees half of one.
-        self._lock = threading.Lock()
-
-    def blocks_in_use(self) -> int:
-        """Blocks held by anybody now."""
-        with self._lock:
-            return self.n_allocations - self.n_frees
-
-    def fragmentation(self) -> float:
-        """Partly filled blocks over all blocks of the pool, 0 to 1; 0.0 for a pool without blocks."""
-        with self._lock:
-            return self.n_partly_filled / self.n_blocks if self.n_blocks else 0.0
-
-    def snapshot(self) -> AllocationStats:
-        """An independent copy of all counts at one moment."""
-        with self._lock:
-            values = _values(self)
-        return AllocationStats(*values)
-
-    def __reduce__(self) -> tuple[type[AllocationStats], tuple[int, ...]]:
-        # A lock can't be copied or pickled; the counts can.
-        with self._lock:
-            return AllocationStats, _values(self)
-
-    def to_prometheus(self, prefix: str = "veloxquant_block_pool") -> str:
-        """These counts in the Prometheus text format, ending in a newline, all from one moment."""
-        now = self.snapshot()
-        rows: list[tuple[str, str, int | str]] = [
-            ("blocks_in_use", "gauge", now.blocks_in_use()),
-            ("blocks_total", "gauge", now.n_blocks),
-            ("fragmentation", "gauge", f"{now.fragmentation():.6f}"),
-            ("peak_blocks_in_use", "gauge", now.peak_blocks_in_use),
-            ("allocations_total", "counter", now.n_allocations),
-            ("frees_total", "counter", now.n_frees),
-            ("reused_total", "counter", now.n_reused),
-            ("exhausted_total", "counter", now.n_exhausted),
-            ("grown_total", "counter", now.n_grown),
-            ("retired_total", "counter", now.n_retired),
-        ]
-        return "".join(f"# TYPE {prefix}_{name} {kind}\n{prefix}_{name} {value}\n" for name, kind, value in rows)
-
-
-# All counts in the order of the fields; the caller holds the lock. An attrgetter: allocate() records them every time.
-_values: Callable[[AllocationStats], tuple[int, ...]] = attrgetter(*(field.name for field in fields(AllocationStats)))
-
-
-class _Stream:
-    """The free blocks of one stream: ids never used (runs of numbers) and ids given back (last in, first out)."""
-
-    __slots__ = ("fresh", "n_fresh", "name", "returned")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.returned: list[int] = []
-        self.fresh: deque[list[int]] = deque()  # [first, end) of each run, lowest ids first
-        self.n_fresh = 0
-
-    @property
-    def n_free(self) -> int:
-        return len(self.returned) + self.n_fresh
-
-    def add(self, first: int, n: int) -> None:
-        if n:
-            self.fresh.append([first, first + n])
-            self.n_fresh += n
-
-    def take(self, n: int) -> list[int]:
-        """Take n ids, those given back first; the caller knows that there are as many."""
-        returned = self.returned
-        n_old = min(n, len(returned))
-        ids: list[int] = []
-        if n_old:
-            ids = returned[-n_old:]
-            ids.reverse()
-            del returned[-n_old:]
-        missing = n - n_old
-        self.n_fresh -= missing
-        while missing:
-            run = self.fresh[0]
-            first, end = run
-            run[0] = min(end, first + missing)
-            ids.extend(range(first, run[0]))
-            missing -= run[0] - first
-            if run[0] == end:
-                self.fresh.popleft()
-        return ids
-
-    def take_one(self) -> int:
-        """The id that take(1) would give, in half the time: decoding takes single blocks over and over."""
-        if self.returned:
-            return self.returned.pop()
-        run = self.fresh[0]
-        block_id = run[0]
-        run[0] = block_id + 1
-        self.n_fresh -= 1
-        if run[0] == run[1]:
-            self.fresh.popleft()
-        return block_id
-
-    def retire(self, n: int) -> None:
-        """Forget n free ids: those never used first, then those longest unused."""
-        n_fresh = min(n, self.n_fresh)
-        self.n_fresh -= n_fresh
-        del self.returned[: n - n_fresh]
-        while n_fresh:
-            run = self.fresh[-1]
-            first, end = run
-            run[1] = max(first, end - n_fresh)
-            n_fresh -= end - run[1]
-            if run[1] == first:
-                self.fresh.pop()
-
-
 class BlockPoolAllocator:
     """A budget of fixed-size blocks that many caches share, with counts of what happens to it.
 
@@ -250,7 +112,7 @@ class BlockPoolAllocator:
         n = self.config.n_blocks
         self._next_id = n
         names = ("k", "v") if self.config.separate_kv else ("kv",)
-        self._streams = {name: _Stream(name) for name in names}
+        self._streams = {name: FreeBlocks(name) for name in names}
         self._only = None if self.config.separate_kv else self._streams["kv"]
         if self._only:
             self._only.add(0, n)
@@ -309,7 +171,7 @@ class BlockPoolAllocator:
             in_use = n_allocations - stats.n_frees
             if in_use > stats.peak_blocks_in_use:
                 stats.peak_blocks_in_use = in_use
-            self._history.append(_values(stats))
+            self._history.append(counts(stats))
         return blocks
 
     def free(self, blocks: Iterable[Block]) -> None:
@@ -443,7 +305,7 @@ class BlockPoolAllocator:
         return f"<BlockPoolAllocator: {now.blocks_in_use()} of {now.n_blocks} blocks of {self._block_size} in use>"
 
     # ------------------------------------------------------------------ inside the lock
-    def _stream(self, name: str) -> _Stream:
+    def _stream(self, name: str) -> FreeBlocks:
         stream = self._only or self._streams.get(name)
         if stream is None:
             raise ValueError(f'This pool has the streams "k" and "v", and no stream {name!r}.')
@@ -485,19 +347,19 @@ class BlockPoolAllocator:
         if n_frees:
             stats.n_frees += n_frees
             stats.n_partly_filled -= n_partly_filled
-            self._history.append(_values(stats))
+            self._history.append(counts(stats))
 
     def _fits(self, n: int) -> bool:
         limit = self.config.max_blocks
         return limit is None or self.stats.n_blocks + n <= limit
 
-    def _add(self, stream: _Stream, n: int) -> None:
+    def _add(self, stream: FreeBlocks, n: int) -> None:
         stream.add(self._next_id, n)
         self._next_id += n
         self.stats.n_blocks += n
         self.stats.n_grown += n
 
-    def _grow_or_refuse(self, stream: _Stream, n: int) -> None:
+    def _grow_or_refuse(self, stream: FreeBlocks, n: int) -> None:
         short = n - stream.n_free
         if self.config.grow_on_exhaustion and self._fits(short):
             self._add(stream, short)

@@ -26,7 +26,7 @@ class Codec(Protocol):
         """What encode kept of x, float32, (n_kv_heads, n_tokens, d)."""
 
     def scores(self, q: mx.array, coded: Coded) -> mx.array:
-        """Inner products of q with every coded vector, float32, (n_kv_heads, m, n_tokens), without unpacking to memory."""
+        """Inner products of q with every coded vector, float32, (n_kv_heads, m, n_tokens), on the packed codes."""
 
     def combine(self, weights: mx.array, coded: Coded) -> mx.array:
         """Sums of the coded vectors under weights, float32, (n_kv_heads, m, d)."""

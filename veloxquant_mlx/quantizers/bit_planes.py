@@ -52,7 +52,7 @@ def unpack(planes: tuple[mx.array, ...], bits: int) -> mx.array:
 
 
 def codes_dot(q: mx.array, planes: tuple[mx.array, ...], bits: int) -> mx.array:
-    """q (n_kv_heads, m, d) float32 times the codes, (n_kv_heads, m, n_tokens), by BLAS on sub-planes."""
+    """Q (n_kv_heads, m, d) float32 times the codes, (n_kv_heads, m, n_tokens), by BLAS on sub-planes."""
     total: mx.array | None = None
     for plane, (width, shift) in zip(planes, plane_widths(bits), strict=True):
         per_byte = 8 // width
@@ -81,11 +81,14 @@ def weights_dot(weights: mx.array, planes: tuple[mx.array, ...], bits: int) -> m
 def quantized_dot(
     x: mx.array, planes: tuple[mx.array, ...], scales: mx.array, bits: int, *, transpose: bool
 ) -> mx.array:
-    """x times scale * (code - centre) by `mx.quantized_matmul`, on the packed planes as they are.
+    """Multiply x with scale * (code - centre) by `mx.quantized_matmul`, on the packed planes as they are.
 
     Args:
         x: (n_kv_heads, m, d) with transpose, (n_kv_heads, m, n_tokens) without.
+        planes: What `pack` made.
         scales: (n_kv_heads, n_tokens), one per token.
+        bits: Of the codes.
+        transpose: Multiply along d (scores) instead of along n_tokens (weighted sums).
     """
     d = planes[0].shape[-1] * WORD // plane_widths(bits)[0][0]
     group = next(size for size in (128, 64, 32) if d % size == 0)

@@ -1,7 +1,7 @@
 """turboquant_mse: a random rotation, then the same scalar quantizer on every coordinate.
 
-TurboQuant (arXiv 2504.19874), section 3.1 and Algorithm 1: after a random rotation each coordinate of a vector is close
-to Gaussian with variance |x|^2 / d, whatever the vector was, so one fixed scalar quantizer is near optimal for all data.
+TurboQuant (arXiv 2504.19874), section 3.1 and Algorithm 1: after a random rotation each coordinate of a vector is
+close to Gaussian with variance |x|^2 / d, whatever the vector was, so one fixed scalar quantizer suits all data.
 
 What differs from the paper, and why:
 - The levels are uniform instead of Lloyd-Max, because then the packed codes are what `mx.quantized_matmul` multiplies
@@ -51,7 +51,8 @@ class TurboQuantMSE:
     def decode(self, coded: Coded) -> mx.array:
         *planes, scales = coded
         z = bit_planes.unpack(tuple(planes), self.bits) - self._centre  # (n_kv_heads, n_tokens, d_code)
-        return (z * scales[..., None].astype(mx.float32)) @ self.rotation.T
+        x: mx.array = (z * scales[..., None].astype(mx.float32)) @ self.rotation.T
+        return x
 
     def scores(self, q: mx.array, coded: Coded) -> mx.array:
         *planes, scales = coded
@@ -59,7 +60,8 @@ class TurboQuantMSE:
         if not self._on_cpu:
             return bit_planes.quantized_dot(y, tuple(planes), scales, self.bits, transpose=True)
         dots = bit_planes.codes_dot(y, tuple(planes), self.bits)  # (n_kv_heads, m, n_tokens)
-        return (dots - self._centre * y.sum(-1, keepdims=True)) * scales[:, None].astype(mx.float32)
+        scores: mx.array = (dots - self._centre * y.sum(-1, keepdims=True)) * scales[:, None].astype(mx.float32)
+        return scores
 
     def combine(self, weights: mx.array, coded: Coded) -> mx.array:
         *planes, scales = coded

@@ -21,7 +21,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     late = np.arange(n_all)[None] > np.arange(n_all - n, n_all)[:, None]
     scores = np.where(late, -np.inf, scores)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return (weights / weights.sum(-1, keepdims=True)) @ v
+    out: np.ndarray = (weights / weights.sum(-1, keepdims=True)) @ v
+    return out
 
 
 def tokens(n: int, heads: int = 2, d: int = 64, seed: int = 0) -> np.ndarray:
@@ -117,9 +118,7 @@ def test_the_output_has_the_queries_type(method: str, dtype: mx.Dtype) -> None:
 
 
 def test_keys_and_values_may_differ_in_size() -> None:
-    cache = KVCacheFactory.create(
-        KVCacheConfig(head_dim=96, value_head_dim=64, n_kv_heads=2, key_bits=8, value_bits=8)
-    )
+    cache = KVCacheFactory.create(KVCacheConfig(head_dim=96, value_head_dim=64, n_kv_heads=2, key_bits=8, value_bits=8))
     k, v, q = tokens(250, 2, 96, 1), tokens(250, 2, 64, 2), tokens(1, 2, 96, 3)
     cache.append(mx.array(k), mx.array(v))
     np.testing.assert_allclose(np.array(cache.attend(mx.array(q))), attention(q, k, v), atol=0.05)
@@ -136,9 +135,8 @@ def test_constant_vectors_give_finite_results(fill: float) -> None:
 @given(n=st.integers(0, 160), trims=st.lists(st.integers(0, 170), max_size=3), more=st.integers(1, 120))
 def test_after_trim_and_append_it_equals_a_cache_that_never_held_the_rest(n: int, trims: list[int], more: int) -> None:
     """Across all seams: window, sealed body, sink."""
-    sizes = {"sink": 8, "window": 16, "seal_step": 16}
     k, v, q = tokens(300, seed=1), tokens(300, seed=2), tokens(1, 2, seed=3)
-    cache, length = make(**sizes), n
+    cache, length = make(sink=8, window=16, seal_step=16), n
     if n:
         cache.append(mx.array(k[:, :n]), mx.array(v[:, :n]))
     for trim in trims:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from veloxquant_mlx.cache import METHODS, KVCacheConfig, KVCacheFactory
@@ -26,7 +28,7 @@ def test_impossible_bits_are_refused_with_the_possible_ones(bits: object) -> Non
     "setting",
     [{"head_dim": 0}, {"n_kv_heads": 0}, {"sink": -1}, {"window": -1}, {"seal_step": 0}, {"head_dim": 64.0}],
 )
-def test_impossible_sizes_are_refused_by_name(setting: dict[str, int]) -> None:
+def test_impossible_sizes_are_refused_by_name(setting: dict[str, Any]) -> None:
     with pytest.raises(QuantizerConfigError, match=next(iter(setting))):
         KVCacheConfig(**setting)
 

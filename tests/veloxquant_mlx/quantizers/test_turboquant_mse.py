@@ -11,13 +11,14 @@ import pytest
 from veloxquant_mlx.quantizers.rotation import rotation
 from veloxquant_mlx.quantizers.turboquant_mse import STEPS, TurboQuantMSE
 
-# TurboQuant, Theorem 1 and the table behind it: squared error of unit vectors, here as the issue of this library bounds it.
+# Squared error of unit vectors at 1 to 4 bits: TurboQuant (arXiv 2504.19874), Theorem 1, rounded up to two digits.
 BOUNDS = {1: 0.37, 2: 0.12, 3: 0.038, 4: 0.012}
 
 
 def unit_vectors(n: int, d: int, seed: int = 0) -> np.ndarray:
     x = np.random.default_rng(seed).standard_normal((1, n, d))
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+    unit: np.ndarray = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    return unit
 
 
 @pytest.mark.parametrize("bits", BOUNDS)

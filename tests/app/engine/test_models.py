@@ -1,0 +1,116 @@
+"""Loading models: what is wrong with a folder is said, and the engine stays usable."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from app.engine.messages import AnswerEnded, ChatFailed, LoadModel, ModelFailed, ModelProgress, ModelReady
+from tests.app.engine.driver import Driver
+
+
+@pytest.fixture
+def copy(tiny_model_dir: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def refuse(folder: Path, good: Path) -> str:
+    """The message for `folder`, after which a good one must still load."""
+    driver = Driver()
+    failed = driver.load(folder)
+    assert isinstance(failed, ModelFailed)
+    assert str(folder) in failed.message
+    assert isinstance(driver.load(good), ModelReady)
+    driver.open(1)
+    assert driver.ask(1, "Hello")
+    driver.end()
+    return failed.message
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, tiny_model_dir: Path) -> None:
+    assert "config.json" in refuse(tmp_path / "nowhere", tiny_model_dir)
+
+
+def test_truncated_weights(copy: Path, tiny_model_dir: Path) -> None:
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    assert "can't be loaded" in refuse(copy, tiny_model_dir)
+
+
+def test_missing_weights(copy: Path, tiny_model_dir: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    assert "can't be loaded" in refuse(copy, tiny_model_dir)
+
+
+def test_an_unknown_architecture(copy: Path, tiny_model_dir: Path) -> None:
+    edit_config(copy, model_type="no_such_model")
+    assert "no_such_model" in refuse(copy, tiny_model_dir)
+
+
+def test_weights_of_another_shape(copy: Path, tiny_model_dir: Path) -> None:
+    edit_config(copy, hidden_size=128)
+    refuse(copy, tiny_model_dir)
+
+
+def test_a_damaged_config(copy: Path, tiny_model_dir: Path) -> None:
+    (copy / "config.json").write_text("{")
+    assert "config.json" in refuse(copy, tiny_model_dir)
+
+
+def test_a_damaged_tokenizer(copy: Path, tiny_model_dir: Path) -> None:
+    (copy / "tokenizer.json").write_text("{}")
+    assert "tokenizer" in refuse(copy, tiny_model_dir)
+
+
+def test_a_tokenizer_without_a_chat_template(copy: Path, tiny_model_dir: Path) -> None:
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    settings.pop("chat_template")
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "chat template" in refuse(copy, tiny_model_dir)
+
+
+def test_a_model_that_wants_to_run_its_own_code_is_refused_without_running_it(copy: Path, tiny_model_dir: Path) -> None:
+    (copy / "evil.py").write_text(f"open({str(copy / 'ran')!r}, 'w')")
+    edit_config(copy, model_file="evil.py")
+    assert "code" in refuse(copy, tiny_model_dir)
+    assert not (copy / "ran").exists()
+
+
+def test_the_default_model_missing_can_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VELOXQUANT_MODELS_DIR", str(tmp_path))
+    driver = Driver()
+    driver.engine.submit(LoadModel())
+    failed = driver.until(lambda e: isinstance(e, ModelFailed))
+    assert isinstance(failed, ModelFailed)
+    assert failed.can_fetch
+    driver.end()
+
+
+def test_progress_goes_up_to_one(tiny_model_dir: Path) -> None:
+    driver = Driver()
+    driver.load(tiny_model_dir)
+    fractions = [e.fraction for e in driver.log if isinstance(e, ModelProgress) and e.fraction is not None]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    driver.end()
+
+
+def test_loading_another_model_keeps_the_chats(tiny_model_dir: Path, copy: Path) -> None:
+    driver = Driver()
+    driver.load(tiny_model_dir)
+    driver.open(1, "turboquant_mse")
+    first = driver.ask(1, "Hello")
+    driver.send(1, "Hello", max_tokens=400)
+    driver.load(copy)
+    ended = driver.log[-1:] + [e for e in driver.log if isinstance(e, (ChatFailed, AnswerEnded))]
+    assert any(isinstance(e, ChatFailed) and "model was changed" in e.message for e in ended)
+    assert driver.ask(1, "Hello") == first  # the copy is the same model
+    driver.end()
