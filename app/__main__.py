@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(NO_DISPLAY, file=sys.stderr)
                 return 1
             os.environ["QT_QPA_PLATFORM"] = "offscreen"
+            os.environ.setdefault("QT_SCALE_FACTOR", "2")  # pictures for a screen of today
     return run(options)
 
 
@@ -72,10 +73,12 @@ def run(options: argparse.Namespace) -> int:
         engines.append(Engine(pool))
         return engines[-1]
 
-    folder = options.data or user_data_path("VeloxQuant Chat", appauthor=False)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        store = Store(folder / "chats.sqlite3")
+        if options.tour is not None and options.data is None:
+            store = Store(":memory:")  # the tour's chats are nobody's, and nobody's chats belong on its pictures
+        else:
+            folder = options.data or user_data_path("VeloxQuant Chat", appauthor=False)
+            store = Store(folder / "chats.sqlite3")
     except StoreError as error:
         print(error, file=sys.stderr)
         if options.tour is None:
@@ -84,11 +87,11 @@ def run(options: argparse.Namespace) -> int:
     window = build_window(engines[0], store, restart)
     if options.theme:
         window.set_theme(options.theme)
+    heartbeat = quit_on_signals(window)
     window.show()
     # The window is on screen before the worker starts and imports MLX, which takes seconds.
     app.processEvents()
     window.controller.start(options.model)
-    heartbeat = quit_on_signals(window)
     if options.tour is not None:
         from app.ui.tour import run_tour
 
@@ -110,9 +113,14 @@ def run(options: argparse.Namespace) -> int:
 def quit_on_signals(window: QWidget) -> QTimer:
     """Let Ctrl+C and a polite kill close the window like its own button does."""
     from PySide6.QtCore import QTimer
+    from PySide6.QtWidgets import QApplication
+
+    def leave() -> None:
+        window.close()
+        QApplication.exit(0)  # a dialog may be open, which runs an event loop of its own
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: QTimer.singleShot(0, window, window.close))
+        signal.signal(number, lambda *_: QTimer.singleShot(0, leave))
     # Python runs signal handlers between its own instructions only, and there are none while Qt waits for events.
     heartbeat = QTimer(window)
     heartbeat.timeout.connect(lambda: None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
 from app.engine.messages import CacheChoice
 from app.ui import settings
@@ -35,21 +35,33 @@ class CompareView(QWidget):
         self._add.clicked.connect(self._add_lane)
         self._clear = button("Clear", "link")
         self._clear.clicked.connect(controller.clear_comparison)
-        self._row = QHBoxLayout()
+        # In a window too narrow for all lanes they scroll sideways rather than push the window wider.
+        inside = QWidget()
+        self._row = QHBoxLayout(inside)
+        self._row.setContentsMargins(24, 0, 24, 24)
         self._row.setSpacing(12)
+        lanes = QScrollArea()
+        lanes.setWidgetResizable(True)
+        lanes.setFrameShape(QFrame.Shape.NoFrame)
+        lanes.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        lanes.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        lanes.setWidget(inside)
         tools = QHBoxLayout()
-        tools.setContentsMargins(0, 8, 0, 8)
+        tools.setContentsMargins(24, 8, 24, 8)
         tools.setSpacing(4)
         tools.addWidget(self._status)
         tools.addStretch()
         tools.addWidget(self._clear)
         tools.addWidget(self._add)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(24, 20, 24, 24)
+        layout.setContentsMargins(0, 20, 0, 0)
         layout.setSpacing(0)
-        layout.addWidget(self.input)
+        top = QHBoxLayout()
+        top.setContentsMargins(24, 0, 24, 0)
+        top.addWidget(self.input)
+        layout.addLayout(top)
         layout.addLayout(tools)
-        layout.addLayout(self._row, 1)
+        layout.addWidget(lanes, 1)
         self.setFocusProxy(self.input.edit)
         self._set_lanes(self._remembered())
         controller.lanes_changed.connect(self._lanes_changed)

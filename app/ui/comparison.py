@@ -58,7 +58,6 @@ class Comparison:
 
     def ended(self, lane: Lane, event: AnswerEnded) -> None:
         lane.phase = "idle"
-        lane.stats = event.stats
         lane.ending = "done" if event.reason == "stop" else event.reason
 
     def failed(self, lane: Lane, message: str) -> None:

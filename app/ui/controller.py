@@ -338,6 +338,7 @@ class Controller(QObject):
                     if now - self._saved_at.get(holder.id, 0.0) > SAVE_EVERY_S:
                         self._save_last(holder)
             case AnswerEnded(_, reason, stats):
+                holder.stats = stats
                 if isinstance(holder, Lane):
                     self.comparison.ended(holder, event)
                 else:

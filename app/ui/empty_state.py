@@ -67,7 +67,8 @@ class EmptyState(QWidget):
 
     def show_state(self, model: Model, method: str) -> None:
         who = f"You're talking to {model.name}, on this computer.\n" if model.name else ""
-        self._below.setText(f"{who}Its memory of this chat is kept as {method}.")
+        whose = "Its memory of this chat" if who else "The model's memory of a new chat"
+        self._below.setText(f"{who}{whose} is kept as {method}.")
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -26,7 +26,7 @@ class LaneView(QFrame):
     def __init__(self, choice: CacheChoice, index: int) -> None:
         super().__init__()
         self.setObjectName("lane")
-        self.setMinimumWidth(168)
+        self.setMinimumWidth(192)
         self.index = index
         self._dot = Dot((N_COLOURS - 1 - index) % N_COLOURS)
         self._method = MethodButton(choice, f"Method of lane {index + 1}")
@@ -55,14 +55,14 @@ class LaneView(QFrame):
 
     def _lay_out(self) -> None:
         head = QHBoxLayout()
-        head.setContentsMargins(18, 10, 8, 6)
-        head.setSpacing(4)
+        head.setContentsMargins(16, 10, 6, 6)
+        head.setSpacing(2)
         head.addWidget(self._dot)
         head.addWidget(self._method, 1)
         head.addWidget(self.remove)
         inside = QWidget()
         body = QVBoxLayout(inside)
-        body.setContentsMargins(18, 6, 18, 16)
+        body.setContentsMargins(16, 6, 16, 16)
         body.addWidget(self._waiting)
         body.addWidget(self._text)
         body.addWidget(self._error)
@@ -74,7 +74,7 @@ class LaneView(QFrame):
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         scroll.setWidget(inside)
         foot = QVBoxLayout(self._foot)
-        foot.setContentsMargins(18, 12, 18, 14)
+        foot.setContentsMargins(16, 12, 16, 14)
         foot.setSpacing(4)
         foot.addWidget(self._bytes)
         foot.addWidget(self._ratio)

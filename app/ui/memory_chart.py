@@ -25,10 +25,12 @@ def stacked(history: Sequence[Sample], ids: Sequence[int], now: float) -> tuple[
     The last sample holds until now: nothing is reported while nothing changes.
     """
     samples = [*history, Sample(max(now, history[-1].time), history[-1].blocks)] if history else []
-    times = np.array([sample.time - now for sample in samples])
-    totals, running = [], np.zeros(len(samples))
+    # Steps, not slopes: each moment twice, with the value before it and its own.
+    times = np.repeat(np.array([sample.time - now for sample in samples]), 2)
+    totals, running = [], np.zeros(2 * len(samples))
     for chat_id in ids:
-        running = running + np.array([sample.blocks.get(chat_id, 0) for sample in samples])
+        own = np.repeat(np.array([sample.blocks.get(chat_id, 0) for sample in samples]), 2)
+        running = running + np.concatenate((own[:1], own[:-1]))
         totals.append(running)
     return times, totals
 

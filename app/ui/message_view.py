@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, Qt, QTimer, Signal
 from PySide6.QtGui import QEnterEvent, QGuiApplication
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from app.ui.document_view import DocumentView
 from app.ui.markdown import CodeSegment, Segment, TextSegment, code_html, segments
-from app.ui.small import IconButton, button, label
+from app.ui.small import ElidedLabel, IconButton, button, label
 from app.ui.state import Chat, Turn
 from app.ui.theme import theme
 from app.ui.waiting import WaitingLine
@@ -178,7 +178,8 @@ class AssistantMessage(MessageView):
         inside.setSpacing(12)
         inside.addWidget(self._failure_text, 1)
         inside.addWidget(self._try_again, 0, Qt.AlignmentFlag.AlignTop)
-        self._note = label("", "3")
+        self._note = ElidedLabel("", "3")
+        self._note.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
         self._copy = CopyButton("Copy answer")
         self._regenerate = IconButton("again", "Answer again", role="text3")
         self._regenerate.clicked.connect(self.again)
@@ -210,7 +211,7 @@ class AssistantMessage(MessageView):
         self._failure_text.setText(turn.note if failed else "")
         self._try_again.setVisible(is_last)
         self._foot.setVisible(not pending and not failed)
-        self._note.setText(turn.quiet_line)
+        self._note.set_full(turn.quiet_line)
         self._note.setVisible(bool(turn.quiet_line))
         self._copy.text_to_copy = turn.content
         self._copy.setVisible(bool(turn.content))

@@ -12,6 +12,7 @@ from app.ui.small import Segments, button, label
 from app.ui.theme import theme
 
 WIDTH = 336
+PAD = 6  # left and right of a method button's words
 
 
 class MethodCard(QFrame):
@@ -147,7 +148,7 @@ class MethodButton(QPushButton):
 
     def sizeHint(self) -> QSize:
         self.ensurePolished()
-        return QSize(self.fontMetrics().horizontalAdvance(self._words) + 2 * 8 + 16, 28)
+        return QSize(self.fontMetrics().horizontalAdvance(self._words) + 2 * PAD + 16, 28)
 
     def minimumSizeHint(self) -> QSize:
         return QSize(64, 28)
@@ -158,10 +159,10 @@ class MethodButton(QPushButton):
         tokens = theme().tokens
         painter = QPainter(self)
         painter.setPen(QColor(tokens.text2))
-        room = self.width() - 2 * 8 - 16
+        room = self.width() - 2 * PAD - 16
         words = self.fontMetrics().elidedText(self._words, Qt.TextElideMode.ElideRight, room)
-        painter.drawText(QRect(8, 0, room, self.height()), Qt.AlignmentFlag.AlignVCenter, words)
-        arrow = 8 + self.fontMetrics().horizontalAdvance(words) + 4
+        painter.drawText(QRect(PAD, 0, room, self.height()), Qt.AlignmentFlag.AlignVCenter, words)
+        arrow = PAD + self.fontMetrics().horizontalAdvance(words) + 4
         painter.drawPixmap(QPoint(arrow, (self.height() - 12) // 2 + 1), pixmap("down", tokens.text3, 12))
 
     def _open(self) -> None:

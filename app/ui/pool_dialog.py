@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
+from PySide6.QtGui import QIntValidator
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from app.engine.messages import ModelInfo, PoolReport
 from app.ui import words
 from app.ui.small import button, label
 
 MB = 1_000_000
+MOST_MB = 1_000_000
 
 
 def block_bytes(info: ModelInfo, block_size: int) -> float:
@@ -22,18 +24,15 @@ class PoolDialog(QDialog):
         self.setWindowTitle("Pool size")
         self._info, self._pool = info, pool
         self._block = block_bytes(info, pool.block_size)
-        self._size = QSpinBox()
+        self._size = QLineEdit(str(max(1, round(pool.n_blocks * self._block / MB))))
         self._size.setAccessibleName("Pool size in megabytes")
-        self._size.setRange(max(1, round(self._block * 64 / MB)), 1_000_000)
-        self._size.setSuffix(" MB")
-        self._size.setGroupSeparatorShown(True)
-        self._size.setSingleStep(64)
-        self._size.setMinimumWidth(140)
-        self._size.setButtonSymbols(QSpinBox.ButtonSymbols.NoButtons)
-        self._size.setValue(round(pool.n_blocks * self._block / MB))
-        self._size.valueChanged.connect(self._explain)
+        self._size.setValidator(QIntValidator(1, MOST_MB, self))
+        self._size.setFixedWidth(120)
+        self._size.selectAll()
+        self._size.textChanged.connect(self._explain)
         self._explained = label("", "3", wrap=True)
         cancel, apply = button("Cancel", "outline"), button("Set size", "primary")
+        self._apply = apply
         apply.setDefault(True)
         cancel.clicked.connect(self.reject)
         apply.clicked.connect(self.accept)
@@ -45,7 +44,11 @@ class PoolDialog(QDialog):
             label("All chats take the memory for what they have read and written from one pool of blocks.", "2", True)
         )
         layout.addSpacing(8)
-        layout.addWidget(self._size)
+        line = QHBoxLayout()
+        line.addWidget(self._size)
+        line.addWidget(label("MB", "2"))
+        line.addStretch()
+        layout.addLayout(line)
         layout.addWidget(self._explained)
         layout.addSpacing(16)
         buttons = QHBoxLayout()
@@ -58,9 +61,10 @@ class PoolDialog(QDialog):
 
     @property
     def n_blocks(self) -> int:
-        return max(1, round(self._size.value() * MB / self._block))
+        return max(1, round(int(self._size.text() or 0) * MB / self._block))
 
     def _explain(self) -> None:
+        self._apply.setEnabled(self._size.hasAcceptableInput())
         tokens = int(self.n_blocks / (2 * self._info.n_layers) * self._pool.block_size)
         self._explained.setText(
             f"{self.n_blocks:,} blocks: room for about {words.count(tokens, 'token')} of all chats together. "

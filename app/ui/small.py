@@ -70,6 +70,7 @@ class ElidedLabel(QLabel):
 
     def set_full(self, text: str) -> None:
         self._full = text
+        self.updateGeometry()
         self._fit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -80,6 +81,9 @@ class ElidedLabel(QLabel):
         hint = super().sizeHint()
         self.ensurePolished()
         return QSize(self.fontMetrics().horizontalAdvance(self._full) + 2, hint.height())
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(24, super().minimumSizeHint().height())
 
     def _fit(self) -> None:
         self.ensurePolished()

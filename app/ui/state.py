@@ -68,6 +68,7 @@ class Running:
     started: float = 0.0
     rate: float = 0.0
     memory: ChatMemory | None = None
+    stats: AnswerStats | None = None  # of the latest answer that has ended
     opened: bool = False
 
     @property
@@ -113,7 +114,6 @@ class Lane(Running):
 
     number: int = 1
     text: str = ""
-    stats: AnswerStats | None = None
     ending: TurnKind = "pending"
     error: str = ""
 

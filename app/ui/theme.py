@@ -30,6 +30,7 @@ class Theme(QObject):
         self.base = fonts.base_px()
         self._mono = fonts.monospaced_family()
         self.tokens: Tokens = replace(LIGHT, mono=self._mono)
+        self._dressed = False
         app.styleHints().colorSchemeChanged.connect(self._system_changed)
         self._dress()
 
@@ -55,7 +56,10 @@ class Theme(QObject):
         dark = self._name == "dark" or (
             self._name == "system" and self._app.styleHints().colorScheme() == Qt.ColorScheme.Dark
         )
-        self.tokens = replace(DARK if dark else LIGHT, mono=self._mono)
+        tokens = replace(DARK if dark else LIGHT, mono=self._mono)
+        if self._dressed and tokens == self.tokens:
+            return  # restyling every widget for nothing would be felt
+        self.tokens, self._dressed = tokens, True
         self._app.setPalette(_palette(self.tokens))
         self._app.setStyleSheet(style_sheet(self.tokens, self.base))
         self.changed.emit()

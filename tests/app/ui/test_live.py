@@ -1,0 +1,157 @@
+"""The window with the real engine and the default model: what a person does with several chats at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.engine.engine import Engine
+from app.engine.messages import CacheChoice
+from app.store.store import Store
+from app.ui.main_window import MainWindow, build_window
+from tests.app.ui.test_window import visible_words
+from veloxquant_mlx.memory.block_pool import PoolConfig
+
+PATIENCE_MS = 180_000  # only a hang ever waits that long
+
+FP16, FOUR, TWO = CacheChoice("fp16"), CacheChoice("turboquant_mse", 4, 4), CacheChoice("turboquant_mse", 2, 2)
+
+
+@pytest.fixture(scope="module")
+def live(
+    qapp: QApplication, default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[PoolConfig], MainWindow]]:
+    """Opens windows on real engines; one engine per size of pool, since loading the model takes seconds."""
+    made: dict[PoolConfig, tuple[Engine, Store, MainWindow]] = {}
+
+    def open_window(pool: PoolConfig) -> MainWindow:
+        if pool not in made:
+            engine = Engine(pool)
+            store = Store(tmp_path_factory.mktemp("store") / "chats.sqlite3")
+            window = build_window(engine, store)
+            window.show()
+            window.controller.start(str(default_model_dir))
+            made[pool] = (engine, store, window)
+        return made[pool][2]
+
+    yield open_window
+    for engine, store, window in made.values():
+        window.close()
+        store.close()
+        assert engine.shutdown(30)
+        window.deleteLater()
+        QCoreApplication.sendPostedEvents(window, QEvent.Type.DeferredDelete)
+
+
+@pytest.fixture
+def window(live: Callable[[PoolConfig], MainWindow], qtbot: QtBot) -> Iterator[MainWindow]:
+    opened = live(PoolConfig(n_blocks=16_384))
+    qtbot.waitUntil(lambda: opened.controller.can_send, timeout=PATIENCE_MS)
+    yield opened
+    for chat_id in list(opened.controller.chats):
+        opened.controller.close_chat(chat_id)
+    opened.controller.clear_comparison()
+
+
+def ask(window: MainWindow, question: str, choice: CacheChoice) -> int:
+    chat_id = window.controller.new_chat(choice)
+    assert window.controller.send(chat_id, question)
+    return chat_id
+
+
+def answer(window: MainWindow, chat_id: int) -> str:
+    return window.controller.chats[chat_id].turns[-1].content
+
+
+def has_written(window: MainWindow, *chat_ids: int, tokens: int) -> Callable[[], bool]:
+    chats = window.controller.chats
+    return lambda: all(chats[i].n_tokens >= tokens or not chats[i].answering for i in chat_ids)
+
+
+def test_three_chats_stream_at_once_and_answer_their_own_questions(window: MainWindow, qtbot: QtBot) -> None:
+    questions = ("What is the capital of France?", "Write a haiku about the sea.", "Count from one to twenty.")
+    ids = [ask(window, question, choice) for question, choice in zip(questions, (FP16, FOUR, TWO), strict=True)]
+    chats = window.controller.chats
+    qtbot.waitUntil(lambda: sum(chats[i].phase == "decode" for i in ids) >= 2, timeout=PATIENCE_MS)
+    qtbot.waitUntil(has_written(window, *ids, tokens=8), timeout=PATIENCE_MS)
+    answers = [answer(window, chat_id) for chat_id in ids]
+    assert len(set(answers)) == 3
+    assert "Paris" in answers[0]
+    panel = visible_words(window.memory_panel)
+    assert all(choice.label in panel for choice in (FP16, FOUR, TWO))
+
+
+def test_a_new_chat_works_while_others_are_answering(window: MainWindow, qtbot: QtBot) -> None:
+    first = ask(window, "Write a long story about a ship.", FOUR)
+    qtbot.waitUntil(has_written(window, first, tokens=4), timeout=PATIENCE_MS)
+    window.new_chat()
+    second = window.chat_view.chat_id
+    assert second is not None
+    assert second != first
+    window.controller.send(second, "What is the capital of Italy?")
+    qtbot.waitUntil(has_written(window, second, tokens=6), timeout=PATIENCE_MS)
+    before = len(answer(window, first))
+    qtbot.waitUntil(lambda: len(answer(window, first)) > before, timeout=PATIENCE_MS)
+    assert "Rome" in answer(window, second)
+
+
+def test_stopping_keeps_the_text_and_the_chat_goes_on_from_there(window: MainWindow, qtbot: QtBot) -> None:
+    chat_id = ask(window, "Write a long story about a lighthouse.", TWO)
+    window.show_chat(chat_id)
+    qtbot.waitUntil(has_written(window, chat_id, tokens=4), timeout=PATIENCE_MS)
+    window.stop()
+    chat = window.controller.chats[chat_id]
+    qtbot.waitUntil(lambda: not chat.answering, timeout=PATIENCE_MS)
+    kept = answer(window, chat_id)
+    assert kept
+    assert chat.turns[-1].kind == "stopped"
+    assert "Stopped" in visible_words(window.chat_view)
+    assert window.controller.send(chat_id, "What is the capital of Spain?")
+    qtbot.waitUntil(has_written(window, chat_id, tokens=4), timeout=PATIENCE_MS)
+    assert chat.turns[1].content == kept
+
+
+def test_closing_chats_gives_all_their_blocks_back(window: MainWindow, qtbot: QtBot) -> None:
+    ids = [ask(window, "Write a long story about a train.", choice) for choice in (FP16, TWO)]
+    qtbot.waitUntil(has_written(window, *ids, tokens=2), timeout=PATIENCE_MS)
+    memory = window.controller.memory
+    qtbot.waitUntil(lambda: memory.pool is not None and memory.pool.blocks_in_use > 0, timeout=PATIENCE_MS)
+    for chat_id in ids:
+        window.controller.close_chat(chat_id)
+    qtbot.waitUntil(lambda: memory.pool is not None and memory.pool.blocks_in_use == 0, timeout=PATIENCE_MS)
+    assert memory.total_bytes == 0
+
+
+def test_a_comparison_finishes_and_says_what_each_method_cost(window: MainWindow, qtbot: QtBot) -> None:
+    window.show_compare()
+    comparison = window.controller.comparison
+    assert window.controller.start_comparison("What is the capital of France?", (FP16, FOUR, TWO), max_tokens=8)
+    qtbot.waitUntil(lambda: not comparison.running, timeout=PATIENCE_MS)
+    assert all(lane.text and lane.stats is not None for lane in comparison.lanes)
+    said = visible_words(window.compare_view)
+    assert said.count("fp16") >= 3
+    assert said.count("tok/s") == 3
+    window.show_chats()
+
+
+def test_a_pool_that_is_too_small_is_said_in_the_chat_and_can_be_mended(
+    live: Callable[[PoolConfig], MainWindow], qtbot: QtBot
+) -> None:
+    window = live(PoolConfig(n_blocks=16))  # less than one block for each layer's keys and values
+    controller = window.controller
+    qtbot.waitUntil(lambda: controller.can_send, timeout=PATIENCE_MS)
+    chat_id = ask(window, "What is the capital of France?", FP16)
+    window.show_chat(chat_id)
+    qtbot.waitUntil(lambda: not controller.chats[chat_id].answering, timeout=PATIENCE_MS)
+    turn = controller.chats[chat_id].turns[-1]
+    assert turn.kind == "failed"
+    assert turn.note in visible_words(window.chat_view)
+    controller.resize_pool(16_384)
+    assert controller.answer_again(chat_id)
+    qtbot.waitUntil(has_written(window, chat_id, tokens=6), timeout=PATIENCE_MS)
+    assert "Paris" in answer(window, chat_id)

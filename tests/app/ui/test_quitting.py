@@ -1,0 +1,75 @@
+"""The real application ends within two seconds and with exit code 0, whatever it is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def start(data: Path, *arguments: str, display: bool = True) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")}
+    if display:
+        environment["QT_QPA_PLATFORM"] = "offscreen"
+    return subprocess.Popen(
+        [sys.executable, "-m", "app", "--data", str(data), *arguments],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def window_is_open(data: Path) -> bool:
+    """The theme is written down once the window is built, before it is shown."""
+    try:
+        with sqlite3.connect(f"file:{data / 'chats.sqlite3'}?mode=ro", uri=True) as db:
+            return any("theme" in str(row) for row in db.execute("SELECT * FROM settings"))
+    except sqlite3.Error:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after", [0.3, 1.5, 6.0], ids=["importing", "loading", "ready"])
+def test_a_signal_ends_the_app_within_two_seconds(
+    tmp_path: Path, default_model_dir: Path, number: signal.Signals, after: float
+) -> None:
+    process = start(tmp_path, "--theme", "light", "--model", str(default_model_dir))
+    deadline = time.monotonic() + 30
+    while not window_is_open(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(after)
+    assert process.poll() is None, process.communicate()
+    began = time.monotonic()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert time.monotonic() - began < 2.0
+    assert "Traceback" not in errors
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems always have a display")
+def test_without_a_display_it_says_what_to_do(tmp_path: Path) -> None:
+    process = start(tmp_path, display=False)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "There is no display" in errors
+    assert "--tour" in errors
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    from app.__main__ import parse
+
+    with pytest.raises(SystemExit):
+        parse(["--pool-blocks", "0"])
+    options = parse(["--data", str(tmp_path), "--theme", "dark"])
+    assert (options.data, options.theme, options.tour) == (tmp_path, "dark", None)

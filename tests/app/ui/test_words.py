@@ -1,0 +1,43 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.ui import words
+from tests.app.ui.conftest import stats
+
+SIZES = [(0, "0 B"), (950, "950 B"), (999, "999 B"), (1000, "1.0 KB"), (999_499, "999 KB"), (999_950, "1.0 MB")]
+SIZES += [(12_400_000, "12.4 MB"), (99_960_000, "100 MB"), (1_030_000_000, "1.0 GB"), (-5, "0 B")]
+
+
+@pytest.mark.parametrize(("n_bytes", "said"), SIZES)
+def test_size(n_bytes: int, said: str) -> None:
+    assert words.size(n_bytes) == said
+
+
+@pytest.mark.parametrize(
+    ("fraction", "said"), [(0, "0 %"), (0.004, "< 1 %"), (0.12, "12 %"), (0.999, "99 %"), (1, "100 %")]
+)
+def test_percent(fraction: float, said: str) -> None:
+    assert words.percent(fraction) == said
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"), [(1.0, "uncompressed size"), (3.26, "3.3× smaller"), (0.5, "2.0× larger"), (0, "")]
+)
+def test_smaller(ratio: float, said: str) -> None:
+    assert words.smaller(ratio) == said
+
+
+def test_answer_note() -> None:
+    assert words.answer_note(stats(128, 3_100_000, 13_020_000)) == (
+        "128 tokens · 14.2 tok/s · 3.1 MB cache · 4.2× smaller"
+    )
+    assert words.answer_note(stats(1, 1000, 1000)) == "1 token · 14.2 tok/s · 1.0 KB cache"
+
+
+def test_title_is_the_first_line_that_says_something() -> None:
+    assert words.title_from("\n  What   is\tthis?\nMore") == "What is this?"
+    assert len(words.title_from("word " * 40)) <= 60
+    assert words.title_from("  ") == "New chat"
