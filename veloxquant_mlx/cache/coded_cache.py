@@ -229,15 +229,15 @@ class CodedKVCache(KVCache):
 
 def _tokens(x: Any, n_kv_heads: int, d: int, what: str) -> mx.array:
     """Keys or values as (n_kv_heads, n_tokens, d); a single vector becomes one head's one token."""
-    x = _array(x)
-    if x.ndim == 1:
-        x = x[None, None]
-    if x.ndim != 3 or x.shape[0] != n_kv_heads or x.shape[2] != d or not x.shape[1]:
+    tokens = _array(x)
+    if tokens.ndim == 1:
+        tokens = tokens[None, None]
+    if tokens.ndim != 3 or tokens.shape[0] != n_kv_heads or tokens.shape[2] != d or not tokens.shape[1]:
         raise ValueError(
             f"A {what} of this cache is ({n_kv_heads}, n_tokens, {d}), or ({d},) for one head's one token; "
-            f"this one is {x.shape}."
+            f"this one is {tokens.shape}."
         )
-    return x
+    return tokens
 
 
 def _array(x: Any) -> mx.array:

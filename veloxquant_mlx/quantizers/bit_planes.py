@@ -52,7 +52,7 @@ def unpack(planes: tuple[mx.array, ...], bits: int) -> mx.array:
 
 
 def codes_dot(q: mx.array, planes: tuple[mx.array, ...], bits: int) -> mx.array:
-    """Q (n_kv_heads, m, d) float32 times the codes, (n_kv_heads, m, n_tokens), by BLAS on sub-planes."""
+    """q (n_kv_heads, m, d) float32 times the codes, (n_kv_heads, m, n_tokens), by BLAS on sub-planes."""
     total: mx.array | None = None
     for plane, (width, shift) in zip(planes, plane_widths(bits), strict=True):
         per_byte = 8 // width

@@ -1,0 +1,87 @@
+"""Imports point downwards only, Qt stays in app/ui, and MLX stays out of app/ui and app/store."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Top to bottom. A layer imports itself and what stands below it.
+LAYERS = [
+    "app.ui",
+    "app.engine",
+    "app.store",
+    "app.models",
+    "veloxquant_mlx.integrations",
+    "veloxquant_mlx.memory",
+    "veloxquant_mlx.cache",
+    "veloxquant_mlx.quantizers",
+    "veloxquant_mlx.core",
+]
+QT = {"PySide6", "shiboken6", "pyqtgraph"}
+MLX = {"mlx", "mlx_lm", "transformers"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package in ("app", "veloxquant_mlx"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
+
+
+def imported(path: Path) -> set[str]:
+    """Every module named in an import statement, those inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer"
+            assert node.module is not None
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def layer_of(module: str) -> int | None:
+    return next((i for i, name in enumerate(LAYERS) if module == name or module.startswith(name + ".")), None)
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=[name for name, _ in modules()])
+def test_imports_point_downwards_only(module: str, path: Path) -> None:
+    names = imported(path)
+    libraries = {name.partition(".")[0] for name in names}
+    layer = layer_of(module)
+    if layer is None:
+        return  # app/__init__, app/__main__ and veloxquant_mlx/__init__ stand above all layers
+    assert not [name for name in names if (other := layer_of(name)) is not None and other < layer]
+    if not module.startswith("app.ui"):
+        assert not libraries & QT
+    if module.startswith(("app.ui", "app.store")):
+        assert not libraries & MLX
+    if module.startswith("veloxquant_mlx"):
+        assert "app" not in libraries
+
+
+def loaded_after(statement: str) -> set[str]:
+    """The top-level packages in a fresh interpreter after `statement`."""
+    script = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_the_window_can_be_built_without_mlx() -> None:
+    assert not loaded_after("import app.__main__, app.ui.main_window, app.ui.tour, app.engine.engine") & MLX
+
+
+def test_the_engine_needs_no_qt() -> None:
+    assert not loaded_after("import app.engine.worker, app.store.store, app.models.loading") & QT
+
+
+def test_the_block_pool_needs_the_standard_library_only() -> None:
+    loaded = loaded_after("import veloxquant_mlx.memory.block_pool")
+    assert not loaded & (MLX | QT | {"numpy"})
+    assert loaded - {"veloxquant_mlx", "__main__"} <= set(sys.stdlib_module_names) | {"_distutils_hack", "sitecustomize"}
