@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             folder = options.data or user_data_path("VeloxQuant Chat", appauthor=False)
             store = Store(folder / "chats.sqlite3")
-    except StoreError as error:
+    except (StoreError, OSError) as error:
         print(error, file=sys.stderr)
         if options.tour is None:
             QMessageBox.critical(None, "VeloxQuant Chat", str(error))

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def start(data: Path, *arguments: str, display: bool = True) -> subprocess.Popen
 def window_is_open(data: Path) -> bool:
     """The theme is written down once the window is built, before it is shown."""
     try:
-        with sqlite3.connect(f"file:{data / 'chats.sqlite3'}?mode=ro", uri=True) as db:
+        with closing(sqlite3.connect(f"file:{data / 'chats.sqlite3'}?mode=ro", uri=True)) as db:
             return any("theme" in str(row) for row in db.execute("SELECT * FROM settings"))
     except sqlite3.Error:
         return False
