@@ -26,6 +26,7 @@ from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig  # n
 from veloxquant_mlx.quantizers.rotation import forget_rotations  # noqa: E402
 
 REPORT_EVERY = 0.1  # seconds between memory reports while something changes
+CACHE_LIMIT = 256 << 20  # bytes of freed buffers that MLX may keep for reuse
 # Prompt tokens between two looks at the commands. On CPU 64 tokens take some 0.4 s, and larger chunks are no faster.
 CHUNK = {mx.DeviceType.cpu: 64, mx.DeviceType.gpu: 512}
 
@@ -46,6 +47,7 @@ class Worker:
         self._chats: dict[int, Chat] = {}
         self._prefilling: deque[int] = deque()  # chats whose prompt is not through yet; the first one is next
         self._chunk = CHUNK[mx.default_device().type]
+        mx.set_cache_limit(CACHE_LIMIT)
         self._reported_at = 0.0
         self._changed = True
 
@@ -147,6 +149,10 @@ class Worker:
             return
         except ModelFileError as exc:
             self._emit(m.ModelFailed(str(exc), can_fetch=name is None))
+            return
+        except Exception as exc:  # noqa: BLE001  # a model of any kind may fail in any way; the worker must outlive it
+            where = name or "the default model's folder"
+            self._emit(m.ModelFailed(f"The model in {where} can't be loaded ({type(exc).__name__}: {exc})."))
             return
         known = self._loaded
         self._emit(
