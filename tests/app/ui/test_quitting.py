@@ -67,6 +67,32 @@ def test_without_a_display_it_says_what_to_do(tmp_path: Path) -> None:
     assert "--tour" in errors
 
 
+def test_the_window_stands_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    """NumPy imported before the worker runs MLX makes MLX four times slower, so the chart comes later."""
+    script = """
+import sys
+from PySide6.QtWidgets import QApplication
+from app.engine.engine import Engine
+from app.store.store import Store
+from app.ui.main_window import build_window
+app = QApplication([])
+window = build_window(Engine(), Store(sys.argv[1]))
+window.show()
+app.processEvents()
+print(sorted({"mlx", "mlx_lm", "numpy", "pyqtgraph", "transformers"} & set(sys.modules)))
+window.close()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "chats.sqlite3")],
+        cwd=ROOT,
+        env=os.environ | {"QT_QPA_PLATFORM": "offscreen"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.stdout.strip() == "[]", result.stderr
+
+
 def test_options_are_checked(tmp_path: Path) -> None:
     from app.__main__ import parse
 
