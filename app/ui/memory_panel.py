@@ -125,9 +125,9 @@ class MemoryPanel(QFrame):
     def add_chart(self) -> None:
         """Make the chart once the worker is done with loading, not before.
 
-        The chart's library imports NumPy. Where that happened in this process before the worker had MLX running, MLX
-        computed four times slower ever after (2.3 tokens/s instead of 9.5, three chats on two x86 cores); afterwards it
-        does no harm. It also keeps the import's 0.2 seconds out of the way of the window's first appearance.
+        Its library takes 0.2 seconds to import, which the window's first appearance can do without. It imports NumPy,
+        too, and on a processor that OpenBLAS did not know, MLX ran six times slower where NumPy came first (1.6 tokens
+        per second instead of 9.5, three chats on two cores); `blas.py` now picks kernels with which it does not matter.
         """
         if self._chart is None and self._controller.model.phase != "loading":
             from app.ui.memory_chart import MemoryChart

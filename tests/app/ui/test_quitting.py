@@ -68,7 +68,7 @@ def test_without_a_display_it_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_the_window_stands_before_anything_heavy_is_imported(tmp_path: Path) -> None:
-    """NumPy imported before the worker runs MLX makes MLX four times slower, so the chart comes later."""
+    """NumPy, which the chart needs, has no part in the first picture."""
     script = """
 import sys
 from PySide6.QtWidgets import QApplication
