@@ -13,8 +13,9 @@ from PySide6.QtGui import (
     QTextOption,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 
+from app.ui.confirm import confirm
 from app.ui.markdown import document_css
 from app.ui.theme import theme
 
@@ -149,10 +150,6 @@ class DocumentView(QTextBrowser):
     def _ask_to_open(self, url: QUrl) -> None:
         if url.scheme().lower() not in _OPENABLE:
             return
-        answer = QMessageBox.question(
-            self.window(),
-            "Open link?",
-            f"The answer contains a link written by the model. Open it in your browser?\n\n{url.toDisplayString()}",
-        )
-        if answer == QMessageBox.StandardButton.Yes:
+        question = "Open this link in your browser? The model wrote it, and nobody has checked it."
+        if confirm(self.window(), question, url.toDisplayString(), "Open link"):
             QDesktopServices.openUrl(url)

@@ -11,7 +11,6 @@ from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
     QMainWindow,
-    QMessageBox,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
@@ -20,6 +19,7 @@ from PySide6.QtWidgets import (
 from app.ui import settings
 from app.ui.chat_view import ChatView
 from app.ui.compare_view import CompareView
+from app.ui.confirm import confirm
 from app.ui.controller import Controller
 from app.ui.memory_panel import MemoryPanel
 from app.ui.menus import make_menus
@@ -137,12 +137,9 @@ class MainWindow(QMainWindow):
         chat = self.controller.chats.get(chat_id)
         if chat is None:
             return
-        if chat.turns:
-            answer = QMessageBox.question(
-                self, "Delete chat?", f"Delete “{chat.title}”? Its messages can't be brought back."
-            )
-            if answer != QMessageBox.StandardButton.Yes:
-                return
+        question, consequence = f"Delete “{chat.title}”?", "Its messages can't be brought back."
+        if chat.turns and not confirm(self, question, consequence, "Delete"):
+            return
         self.controller.close_chat(chat_id)
 
     def stop(self) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import mlx.core as mx
 
 from veloxquant_mlx.cache.config import KVCacheConfig
-from veloxquant_mlx.cache.token_arrays import TokenArrays
+from veloxquant_mlx.cache.token_arrays import TokenArrays, capacity
 from veloxquant_mlx.core.abstractions import KVCache
 from veloxquant_mlx.quantizers.base import Codec
 
-GROWTH_STEP = 256  # tokens, as mlx-lm's own cache grows
+EXACT_STEP = 16  # tokens; sink and window are short, so that room is made for them in small steps
 
 
 class _Side:
@@ -28,11 +28,9 @@ class _Side:
     def __init__(self, config: KVCacheConfig, codec: Codec | None) -> None:
         self.codec = codec
         self._sink, self._window, self._seal_step = config.sink, config.window, config.seal_step
-        if codec is None:
-            self.exact = TokenArrays(GROWTH_STEP)
-        else:
-            self.exact = TokenArrays(config.sink + config.window + config.seal_step)  # sink and window, one array
-        self.body = TokenArrays(GROWTH_STEP)
+        # Sink and window in one array; everything where nothing is coded.
+        self.exact = TokenArrays() if codec is None else TokenArrays(lambda n: -(-n // EXACT_STEP) * EXACT_STEP)
+        self.body = TokenArrays()
         self.mean: mx.array | None = None  # (n_kv_heads, 1, d) float32, fixed when the first tokens are sealed
 
     def __len__(self) -> int:
@@ -215,8 +213,7 @@ class CodedKVCache(KVCache):
         `fp16` keeps arrays in the type they come in, which is float32 where a model is computed in float32.
         """
         per_token = self.config.n_kv_heads * (self.config.head_dim + (self.config.value_head_dim or 0))
-        capacity = -(-len(self) // GROWTH_STEP) * GROWTH_STEP
-        return capacity * per_token * self._keys.itemsize
+        return capacity(len(self)) * per_token * self._keys.itemsize
 
     @property
     def arrays(self) -> list[mx.array]:

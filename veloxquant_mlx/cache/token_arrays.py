@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
+
+
+def capacity(n_tokens: int) -> int:
+    """Tokens that arrays for n_tokens have room for: small steps while they are short, mlx-lm's 256 later.
+
+    Growing copies what is there, so steps may be larger where a step is a small part of the whole.
+    """
+    step = 64 if n_tokens <= 512 else 256
+    return -(-n_tokens // step) * step
 
 
 class TokenArrays:
     """A tuple of arrays whose axis 1 counts tokens.
 
     Args:
-        step: Capacity grows in multiples of this many tokens.
+        capacity: From a number of tokens to the number to have room for.
     """
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, capacity: Callable[[int], int] = capacity) -> None:
+        self._capacity = capacity
         self.length = 0
         self._arrays: tuple[mx.array, ...] = ()
 
@@ -27,7 +38,7 @@ class TokenArrays:
         self.length = end
 
     def _grow(self, needed: int, like: tuple[mx.array, ...]) -> None:
-        capacity = -(-needed // self.step) * self.step
+        capacity = self._capacity(needed)
         grown = []
         for i, more in enumerate(like):
             shape = (more.shape[0], capacity, *more.shape[2:])

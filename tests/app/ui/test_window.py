@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLabel, QMessageBox, QPushButton, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine.messages import (
@@ -21,6 +21,7 @@ from app.engine.messages import (
     Send,
     Stop,
 )
+from app.ui.confirm import Confirm
 from app.ui.document_view import DocumentView
 from app.ui.main_window import MainWindow
 from app.ui.message_view import AssistantMessage, UserMessage
@@ -38,7 +39,7 @@ def visible_words(widget: QWidget) -> str:
     return "\n".join(parts)
 
 
-def press(window: MainWindow, name: str) -> None:
+def press(window: QWidget, name: str) -> None:
     found = [b for b in window.findChildren(QPushButton) if b.isVisible() and b.text() == name]
     assert len(found) == 1, name
     found[0].click()
@@ -180,23 +181,23 @@ def test_a_question_is_shown_as_it_was_written(window: MainWindow, qtbot: QtBot)
     assert "<b>is this bold?</b> **no**" in visible_words(bubble)
 
 
-@pytest.mark.parametrize(("answer", "left"), [("Yes", 0), ("No", 1)])
+@pytest.mark.parametrize(("answer", "left"), [("Delete", 0), ("Cancel", 1)])
 def test_deleting_asks_only_where_something_would_be_lost(
-    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, answer: str, left: int
+    window: MainWindow, qtbot: QtBot, answer: str, left: int
 ) -> None:
     say(window.controller, ModelReady(INFO))
-    asked: list[str] = []
-
-    def question(*words: object) -> QMessageBox.StandardButton:
-        asked.append(str(words[2]))
-        return QMessageBox.StandardButton[answer]
-
-    monkeypatch.setattr(QMessageBox, "question", question)
-    window.ask_to_close(window.controller.new_chat())
-    assert not asked
+    window.ask_to_close(window.controller.new_chat())  # an empty one goes without a word
+    assert not window.controller.chats
     write(window, "Hello")
+
+    def press_it() -> None:
+        dialog = QApplication.activeModalWidget()
+        assert isinstance(dialog, Confirm)
+        assert "Hello" in visible_words(dialog)
+        press(dialog, answer)
+
+    QTimer.singleShot(0, press_it)
     window.close_current()
-    assert len(asked) == 1
     assert len(window.controller.chats) == left
 
 
