@@ -127,11 +127,11 @@ class CodedKVCache(KVCache):
         k = _tokens(k, self.config.n_kv_heads, self.config.head_dim, "key")
         assert self.config.value_head_dim is not None
         v = _tokens(v, self.config.n_kv_heads, self.config.value_head_dim, "value")
+        q, shape = self._queries(q)  # before anything is appended, since it may be refused
         if k.shape[1] == 1:  # the newest token is in the window in any case
             self._keys.append(k)
             self._values.append(v)
-            return self.attend(q, scale)
-        q, shape = _queries(q)
+            return self.attend(q, scale).reshape(shape)
         keys, values = k, v
         if len(self):
             keys = mx.concatenate([self._keys.decoded(), k], axis=1)
@@ -163,7 +163,7 @@ class CodedKVCache(KVCache):
                 are the last n_tokens positions and see only what stands before them.
             scale: Of the scores; 1 / sqrt(d) by default.
         """
-        q, shape = _queries(q)
+        q, shape = self._queries(q)
         if not len(self._keys):
             raise ValueError("This cache is empty, so there is nothing to attend to; append keys and values first.")
         if len(self._keys) != len(self._values):
@@ -173,6 +173,20 @@ class CodedKVCache(KVCache):
         if q.shape[1] == 1 and self._keys.body.length:
             return self._attend_coded(q, scale).reshape(shape)
         return _fused_attention(q, self._keys.decoded(), self._values.decoded(), scale).reshape(shape)
+
+    def _queries(self, q: Any) -> tuple[mx.array, tuple[int, ...]]:
+        """Queries as (n_q_heads, n_tokens, d), and the shape of the output, whose last axis is the values'."""
+        q = _array(q)
+        shape = (*q.shape[:-1], -1)
+        if q.ndim == 1:
+            q = q[None, None]
+        heads, d = self.config.n_kv_heads, self.config.head_dim
+        if q.ndim != 3 or q.shape[2] != d or q.shape[0] % heads or not q.shape[0]:
+            raise ValueError(
+                f"Queries of this cache are (n_q_heads, n_tokens, {d}), n_q_heads a multiple of {heads}, or ({d},); "
+                f"these are {q.shape}."
+            )
+        return q, shape
 
     def _attend_coded(self, q: mx.array, scale: float | None) -> mx.array:
         """One query position against the packed body; q is (n_q_heads, 1, d)."""
@@ -240,16 +254,6 @@ def _tokens(x: Any, n_kv_heads: int, d: int, what: str) -> mx.array:
 def _array(x: Any) -> mx.array:
     array: mx.array = x if isinstance(x, mx.array) else mx.array(x)
     return array
-
-
-def _queries(q: Any) -> tuple[mx.array, tuple[int, ...]]:
-    """Queries as (n_q_heads, n_tokens, d), and the shape it came in, whose last axis the output may change."""
-    q = _array(q)
-    if q.ndim == 1:
-        return q[None, None], (-1,)
-    if q.ndim != 3:
-        raise ValueError(f"Queries are (d,) or (n_q_heads, n_tokens, d); these are {q.shape}.")
-    return q, (q.shape[0], q.shape[1], -1)
 
 
 def _fused_attention(q: mx.array, keys: mx.array, values: mx.array, scale: float | None) -> mx.array:

@@ -48,23 +48,25 @@ class TokenArrays:
             grown.append(bigger)
         self._arrays = tuple(grown)
 
-    def view(self, start: int = 0) -> tuple[mx.array, ...]:
-        """The arrays from token `start` to the last one."""
-        if start == 0 and self._arrays and self.length == self._arrays[0].shape[1]:
+    def view(self) -> tuple[mx.array, ...]:
+        """The arrays up to the last token; nothing before the first append."""
+        if self._arrays and self.length == self._arrays[0].shape[1]:
             return self._arrays
-        return tuple(array[:, start : self.length] for array in self._arrays)
+        return tuple(array[:, : self.length] for array in self._arrays)
 
     def replace(self, arrays: tuple[mx.array, ...]) -> None:
         """Hold exactly `arrays` from now on, in a capacity that fits them."""
-        self._arrays, self.length = (), 0
+        self._arrays, self.length = tuple(mx.zeros((a.shape[0], 0, *a.shape[2:]), a.dtype) for a in arrays), 0
         if arrays[0].shape[1]:
             self.append(arrays)
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens from `length` on; with none left the memory is given back."""
-        self.length = min(self.length, length)
-        if not self.length:
-            self._arrays = ()
+        """Forget the tokens from `length` on, and give back the room that arrays so short don't need."""
+        if length >= self.length:
+            return
+        self.length = length
+        if self._capacity(length) < self._arrays[0].shape[1]:
+            self.replace(self.view())
 
     @property
     def nbytes(self) -> int:

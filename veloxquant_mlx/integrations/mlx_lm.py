@@ -20,27 +20,55 @@ from mlx_lm.models.cache import create_attention_mask, make_prompt_cache
 from veloxquant_mlx.cache.base import KVCacheFactory
 from veloxquant_mlx.cache.coded_cache import CodedKVCache
 from veloxquant_mlx.cache.config import KVCacheConfig
-from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
+from veloxquant_mlx.core.exceptions import QuantizerConfigError
+from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.memory.pooled_cache import PooledKVCache
 
 _ATTENTION = "scaled_dot_product_attention"
+_ATTENDS = "_veloxquant_attends"  # where a model keeps what `attach` found out about it
 
 
 def attach(model: Any) -> bool:
-    """Let `model`'s attention layers use `LayerCache.attend`. Returns whether any of its modules could be rebound.
+    """Prepare `model` for `LayerCache`. Returns whether its layers attend through `LayerCache.attend`.
 
-    Calling it again changes nothing. Other caches behave in this model as before.
+    Some models don't: latent attention (MLA) attends to keys it makes of what it caches. They get unpacked arrays. What
+    a model does can't be told from outside, so a few tokens are put through it once and compared with mlx-lm's own
+    caches. Calling it again costs nothing, and other caches behave in this model as before.
+
+    Raises:
+        QuantizerConfigError: The model uses its caches in yet another way, and can run on mlx-lm's own only.
     """
-    attached = False
+    known: bool | None = getattr(model, _ATTENDS, None)
+    if known is not None:
+        return known
     for name in {type(module).__module__ for module in model.modules()}:
         module = sys.modules[name]
         original = getattr(module, _ATTENTION, None)
-        if original is None or not name.startswith("mlx_lm.models."):
-            continue
-        if not isinstance(original, _Dispatch):
+        if original is not None and name.startswith("mlx_lm.models.") and not isinstance(original, _Dispatch):
             setattr(module, _ATTENTION, _Dispatch(original))
-        attached = True
-    return attached
+    reference = _probe(model, make_prompt_cache(model))
+    for dispatched in (True, False):
+        pool = BlockPoolAllocator(PoolConfig(n_blocks=1, grow_on_exhaustion=True))
+        caches = _caches(model, KVCacheConfig(method="fp16"), pool, owner=0, dispatched=dispatched)
+        try:
+            logits = _probe(model, caches)
+        except Exception:  # noqa: BLE001  # it made something of keys that were not all there: that is the answer
+            continue
+        if float(mx.linalg.norm(logits - reference)) <= 0.02 * float(mx.linalg.norm(reference)):
+            setattr(model, _ATTENDS, dispatched)
+            return dispatched
+    raise QuantizerConfigError(
+        f"Models of the kind {type(model).__module__.removeprefix('mlx_lm.models.')} use their caches in a way that "
+        f"this library does not know; run them with mlx-lm's own caches."
+    )
+
+
+def _probe(model: Any, caches: list[Any]) -> mx.array:
+    """The logits of one token after sixteen others, (vocabulary,)."""
+    model(mx.arange(1, 17)[None], cache=caches)
+    logits: mx.array = model(mx.array([[17]]), cache=caches)[0, -1].astype(mx.float32)
+    mx.eval(logits)
+    return logits
 
 
 class _Dispatch:
@@ -52,7 +80,7 @@ class _Dispatch:
     def __call__(
         self, queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, **options: Any
     ) -> mx.array:
-        if not isinstance(cache, LayerCache) or not cache.pending:
+        if not isinstance(cache, LayerCache) or not cache.awaits(keys, values):
             return self.original(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
         if isinstance(mask, mx.array) or any(option is not None for option in options.values()):
             # Attention sinks and masks of a model's own: unpack, and leave the rest to mlx-lm.
@@ -76,6 +104,7 @@ class LayerCache:
         self.inner: CodedKVCache | None = None
         self._config, self._pool, self._owner, self._dispatched = config, pool, owner, dispatched
         self._new: tuple[mx.array, mx.array] | None = None
+        self.followers: list[LayerCache] = []  # the layers whose turn comes after this one's, where this is the first
 
     # ------------------------------------------------------------------ mlx-lm's side
     @property
@@ -83,10 +112,9 @@ class LayerCache:
         """Tokens held; where the next token's position starts."""
         return 0 if self.pooled is None else len(self.pooled)
 
-    @property
-    def pending(self) -> bool:
-        """Keys and values came that no attention has used yet."""
-        return self._new is not None
+    def awaits(self, keys: Any, values: Any) -> bool:
+        """Whether these are the very keys and values that came last, and no attention has used them yet."""
+        return self._new is not None and keys is self._new[0] and values is self._new[1]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Take the keys and values of new tokens, (1, n_kv_heads, n_tokens, d).
@@ -95,7 +123,12 @@ class LayerCache:
         """
         if keys.shape[0] != 1:
             raise ValueError(f"A LayerCache holds one sequence; this batch has {keys.shape[0]}. Give each its own.")
-        self._new = (keys[0], values[0])
+        if self.followers:
+            # All layers take these tokens in one forward pass. Were the pool to end half-way, the first layers would
+            # hold tokens that the others lack, and using them on would give wrong answers.
+            needed = [layer.blocks_needed(keys.shape[2]) for layer in (self, *self.followers)]
+            self._pool.require(sum(k for k, _ in needed), sum(v for _, v in needed))
+        self._new = (keys, values)
         return (keys, values) if self._dispatched else self.fetch()
 
     def fetch(self) -> tuple[mx.array, mx.array]:
@@ -165,8 +198,8 @@ class LayerCache:
 
     def _take(self) -> tuple[mx.array, mx.array]:
         assert self._new is not None
-        new, self._new = self._new, None
-        return new
+        (keys, values), self._new = self._new, None
+        return keys[0], values[0]
 
     def _made(self, k: mx.array, v: mx.array) -> PooledKVCache:
         if self.pooled is None:
@@ -181,11 +214,18 @@ def build_caches(model: Any, config: KVCacheConfig, pool: BlockPoolAllocator, ow
 
     Layers with a sliding window or a state keep their own kind of cache, which is bounded already.
     """
-    dispatched = attach(model)
-    return [
+    return _caches(model, config, pool, owner, dispatched=attach(model))
+
+
+def _caches(model: Any, config: KVCacheConfig, pool: BlockPoolAllocator, owner: int, *, dispatched: bool) -> list[Any]:
+    caches = [
         LayerCache(config, pool, owner, dispatched=dispatched) if type(stock) is StockKVCache else stock
         for stock in make_prompt_cache(model)
     ]
+    layers = pooled_layers(caches)
+    if layers:
+        layers[0].followers = layers[1:]
+    return caches
 
 
 def pooled_layers(caches: Sequence[Any]) -> list[LayerCache]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError, OwnerAlreadyActiveError
 from veloxquant_mlx.memory.free_blocks import FreeBlocks
@@ -258,6 +259,16 @@ class BlockPoolAllocator:
                 short = max(0, n_k - self._streams["k"].n_free) + max(0, n_v - self._streams["v"].n_free)
             return short == 0 or (self.config.grow_on_exhaustion and self._fits(short))
 
+    def require(self, n_k: int, n_v: int) -> None:
+        """Make sure that n_k blocks for keys and n_v for values could be taken now, without taking any.
+
+        Raises:
+            BlockPoolExhaustedError: They could not.
+        """
+        if not self.can_allocate(n_k, n_v):
+            with self._lock:
+                self._refuse(n_k + n_v, "/".join(self._streams))
+
     def grow(self, stream: str, n: int) -> None:
         """Add n blocks to a stream.
 
@@ -361,14 +372,20 @@ class BlockPoolAllocator:
 
     def _grow_or_refuse(self, stream: FreeBlocks, n: int) -> None:
         short = n - stream.n_free
-        if self.config.grow_on_exhaustion and self._fits(short):
-            self._add(stream, short)
-            return
+        if self.config.grow_on_exhaustion:
+            # Growth that falls short of the request still counts, and stays (the public library's meaning).
+            limit = self.config.max_blocks
+            self._add(stream, short if limit is None else min(short, limit - self.stats.n_blocks))
+            if n <= stream.n_free:
+                return
+        self._refuse(n, stream.name)
+
+    def _refuse(self, n: int, name: str) -> NoReturn:
         self.stats.n_exhausted += 1
         free = ", ".join(f"{s.n_free} free in {s.name!r}" for s in self._streams.values())
         larger = "max_blocks" if self.config.grow_on_exhaustion else "n_blocks (or grow_on_exhaustion=True)"
         raise BlockPoolExhaustedError(
-            f"{n} blocks of {self._block_size} tokens were asked for in stream {stream.name!r}, and the pool of "
+            f"{n} blocks of {self._block_size} tokens were asked for in stream {name!r}, and the pool of "
             f"{self.stats.n_blocks} blocks has {free}. Free what other owners hold, ask for fewer tokens, or build "
             f"the pool with a larger {larger}."
         )

@@ -45,6 +45,7 @@ class PoolBackedKVCache(_StockKVCache):  # type: ignore[misc]
         self.owner = owner
         self._blocks: dict[str, list[Block]] = {"k": [], "v": []}
         self._n_free_of_charge = 0  # the buffer's first blocks that nobody pays for (see __deepcopy__ and release)
+        self._followers: list[PoolBackedKVCache] = []  # the layers that will grow right after this one
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Append keys and values of the next tokens; return all so far.
@@ -141,6 +142,12 @@ class PoolBackedKVCache(_StockKVCache):  # type: ignore[misc]
         """Make room for `capacity` tokens in all; keys and values give shape and dtype of a first buffer."""
         old = self._capacity()
         self._forget_freed()
+        if self._followers:
+            # All layers of a model grow in one forward pass. Were the pool to end half-way, the first layers would hold
+            # tokens that the others lack, and using them on would give wrong answers.
+            layers = [self, *self._followers]
+            n = sum(max(0, layer._n_blocks(capacity) - layer._n_charged()) for layer in layers)
+            self.pool.require(n, n)
         self._charge(capacity)
         try:
             grown = []
@@ -153,6 +160,10 @@ class PoolBackedKVCache(_StockKVCache):  # type: ignore[misc]
             raise
         self.keys, self.values = grown
         self._mark(self.offset, capacity)
+
+    def _n_charged(self) -> int:
+        """Blocks of one stream that the buffer has room in, paid for or not."""
+        return self._n_free_of_charge + len(self._blocks["k"])
 
     def _charge(self, capacity: int) -> None:
         """Hold the blocks of a buffer of `capacity` tokens: take what is missing in both streams, or free the rest."""
@@ -203,7 +214,11 @@ def build_pooled_caches(model: Any, pool: BlockPoolAllocator, owner: int, step: 
         owner: The id of the request.
         step: Tokens a buffer grows by; None is 256, or block_size where that is larger.
     """
-    return [
+    caches = [
         PoolBackedKVCache(pool, owner, step) if type(cache) is _StockKVCache else cache
         for cache in mlx_lm_cache.make_prompt_cache(model)
     ]
+    layers = [cache for cache in caches if isinstance(cache, PoolBackedKVCache)]
+    if layers:
+        layers[0]._followers = layers[1:]
+    return caches

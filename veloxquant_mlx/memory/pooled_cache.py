@@ -279,5 +279,9 @@ class _Side:
 
 
 def _n_tokens(x: Any) -> int:
-    """1 for a single vector `(d,)`, else n_tokens of `(n_kv_heads, n_tokens, d)`."""
-    return 1 if getattr(x, "ndim", 1) == 1 else int(x.shape[1])
+    """1 for a single vector `(d,)`, else n_tokens of `(n_kv_heads, n_tokens, d)`; arrays or nested lists."""
+    shape = getattr(x, "shape", None)
+    if shape is not None:
+        return 1 if len(shape) < 2 else int(shape[1])
+    rows = x[0] if isinstance(x, (list, tuple)) and x else None
+    return len(rows) if isinstance(rows, (list, tuple)) else 1

@@ -150,6 +150,35 @@ def test_after_trim_and_append_it_equals_a_cache_that_never_held_the_rest(n: int
     )
 
 
+@pytest.mark.parametrize("method", ["fp16", "turboquant_mse"])
+def test_a_long_answer_taken_back_gives_its_memory_back(method: str) -> None:
+    """The panel said of a chat whose long answer was asked for again that it was twenty times larger than fp16."""
+    cache, short = make(method), make(method)
+    cache.append(mx.array(tokens(1100)), mx.array(tokens(1100)))
+    cache.trim(1040)
+    short.append(mx.array(tokens(60)), mx.array(tokens(60)))
+    assert cache.memory_bytes() <= short.memory_bytes() * 1.1
+
+
+def test_without_a_sink_the_whole_window_can_be_trimmed() -> None:
+    k, v, q = tokens(200, seed=1), tokens(200, seed=2), tokens(1, 2, seed=3)
+    cache = make(sink=0)
+    cache.append(mx.array(k), mx.array(v))
+    cache.trim(150)
+    np.testing.assert_allclose(np.array(cache.attend(mx.array(q))), attention(q, k[:, :50], v[:, :50]), atol=0.05)
+    assert cache.decoded()[0].shape == (2, 50, 64)
+    out = cache.extend_and_attend(mx.array(k[:, 50:51]), mx.array(v[:, 50:51]), mx.array(q))
+    np.testing.assert_allclose(np.array(out), attention(q, k[:, :51], v[:, :51]), atol=0.05)
+
+
+def test_queries_of_the_wrong_shape_are_refused_before_anything_is_appended() -> None:
+    cache = make(heads=2)
+    for wrong in (mx.zeros((3, 1, 64)), mx.zeros((2, 1, 32)), mx.zeros((2, 64))):
+        with pytest.raises(ValueError, match="Queries of this cache"):
+            cache.extend_and_attend(mx.zeros((2, 1, 64)), mx.zeros((2, 1, 64)), wrong)
+    assert len(cache) == 0
+
+
 def test_reset_gives_all_memory_back() -> None:
     cache = make()
     cache.append(mx.array(tokens(300)), mx.array(tokens(300)))

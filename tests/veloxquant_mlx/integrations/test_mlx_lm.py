@@ -9,13 +9,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
-from mlx_lm.models import gemma3_text, gpt_oss, llama, phi3, qwen3
+from mlx_lm.models import deepseek_v3, gemma3_text, gpt_oss, llama, phi3, qwen3
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from app.models.loading import LoadedModel, load_model
 from veloxquant_mlx.cache.config import KVCacheConfig
+from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
 from veloxquant_mlx.integrations.mlx_lm import LayerCache, attach, build_caches, pooled_layers
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
+from veloxquant_mlx.memory.pool_backed_cache import build_pooled_caches
 
 
 def greedy(model: Any, prompt: list[int], n: int, cache: list[Any]) -> list[int]:
@@ -121,7 +123,28 @@ def tiny_gpt_oss() -> Any:
     return model
 
 
-@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen3, tiny_phi3, tiny_gemma3, tiny_gpt_oss])
+def tiny_deepseek_v3() -> Any:
+    """Latent attention (MLA): the cache holds latents, and attention runs on keys made of them."""
+    args = deepseek_v3.ModelArgs(
+        vocab_size=200,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=32,
+        q_lora_rank=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        qk_nope_head_dim=32,
+        n_routed_experts=None,
+        rope_theta=10000.0,
+    )
+    return deepseek_v3.Model(args)
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen3, tiny_phi3, tiny_gemma3, tiny_gpt_oss, tiny_deepseek_v3])
 def test_random_models_of_every_kind_answer_like_mlx_lm(make: Callable[[], Any], pool: BlockPoolAllocator) -> None:
     mx.random.seed(7)
     model = make()
@@ -142,15 +165,24 @@ def test_a_model_whose_attention_can_not_be_rebound_gets_unpacked_arrays(
     model = tiny_llama()
     theirs = greedy(model, list(range(3, 43)), 20, make_prompt_cache(model))
     monkeypatch.setattr("veloxquant_mlx.integrations.mlx_lm.attach", lambda model: False)
-    monkeypatch.setattr(llama, "scaled_dot_product_attention", llama_attention())
     caches = build_caches(model, KVCacheConfig(method="fp16"), pool, owner=1)
     assert greedy(model, list(range(3, 43)), 20, caches) == theirs
 
 
-def llama_attention() -> Callable[..., mx.array]:
-    from mlx_lm.models.base import scaled_dot_product_attention
-
-    return scaled_dot_product_attention
+@pytest.mark.parametrize("build", ["build_caches", "build_pooled_caches"])
+def test_a_pool_that_ends_in_the_middle_of_a_model_leaves_all_layers_alike(build: str) -> None:
+    """The first layers kept tokens that the later ones lacked; trying again gave wrong answers without a word."""
+    mx.random.seed(7)
+    model = tiny_llama()
+    pool = BlockPoolAllocator(PoolConfig(n_blocks=6 if build == "build_caches" else 48 * 2))
+    if build == "build_caches":
+        caches: list[Any] = build_caches(model, KVCacheConfig(method="fp16"), pool, owner=1)
+    else:
+        caches = build_pooled_caches(model, pool, owner=1)
+    with pytest.raises(BlockPoolExhaustedError):
+        model(mx.arange(1, 34)[None] if build == "build_caches" else mx.arange(600)[None] % 200, cache=caches)
+    assert [cache.offset for cache in caches] == [0, 0]
+    assert pool.stats.blocks_in_use() == 0
 
 
 def test_attaching_twice_changes_nothing_and_stock_caches_go_on(pool: BlockPoolAllocator) -> None:

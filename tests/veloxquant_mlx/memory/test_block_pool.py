@@ -229,6 +229,22 @@ def test_growth_adds_just_what_is_missing_up_to_the_limit() -> None:
         pool.grow("v", 1)
 
 
+def test_growth_up_to_the_limit_counts_even_where_it_is_not_enough() -> None:
+    pool = pool_of(4, grow_on_exhaustion=True, max_blocks=6)
+    with pytest.raises(BlockPoolExhaustedError, match="of 6 blocks"):
+        pool.allocate("k", 16 * 5, owner=1)
+    assert (pool.stats.n_blocks, pool.stats.n_grown, pool.stats.n_exhausted) == (6, 2, 1)
+    assert (pool.n_free("k"), pool.stats.blocks_in_use()) == (4, 0)
+
+
+def test_requiring_blocks_takes_none() -> None:
+    pool = pool_of(8)
+    pool.require(4, 4)
+    with pytest.raises(BlockPoolExhaustedError, match="9 blocks"):
+        pool.require(5, 4)
+    assert (pool.stats.blocks_in_use(), pool.stats.n_exhausted) == (0, 1)
+
+
 def test_what_can_be_allocated_counts_both_streams() -> None:
     apart, together = pool_of(8), pool_of(8, separate_kv=False)
     assert apart.can_allocate(4, 4)
