@@ -11,6 +11,11 @@ ROOT = Path(__file__).parents[1]
 LIBRARY, ENGINE = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
+def test_the_pictures_are_there() -> None:
+    for name in re.findall(r"!\[.*?\]\((.*?)\)", (ROOT / "README.md").read_text(encoding="utf-8")):
+        assert (ROOT / name).is_file(), name
+
+
 def run(program: str) -> str:
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr

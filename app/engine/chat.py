@@ -74,7 +74,7 @@ class Chat:
             del self.held[common:]
         return common
 
-    def blocks_needed(self, n_tokens: int, pool: BlockPoolAllocator) -> tuple[int, int]:
+    def blocks_needed(self, n_tokens: int) -> tuple[int, int]:
         """Key and value blocks that n_tokens more take over all layers."""
         needed = [cache.blocks_needed(n_tokens) for cache in pooled_layers(self.caches)]
         return sum(k for k, _ in needed), sum(v for _, v in needed)

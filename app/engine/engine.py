@@ -1,13 +1,8 @@
-"""Engine: the handle on the worker thread. It takes commands, hands out events, and knows nothing of MLX or Qt.
-
-with Engine() as engine:
-engine.submit(LoadModel())
-...
-for event in engine.events(): ...
-"""
+"""Engine: the handle on the worker thread. It takes commands, hands out events, and knows nothing of MLX or Qt."""
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from types import TracebackType
@@ -19,7 +14,10 @@ DEFAULT_POOL = PoolConfig(block_size=16, n_blocks=32_768)
 
 
 class Engine:
-    """Starts the worker thread, which imports MLX, owns the model, the pool and every cache, and outlives any chat."""
+    """The worker thread, which imports MLX and owns the model, the pool and every cache.
+
+    `with Engine() as engine:` starts and ends it; a window calls start() and shutdown() itself.
+    """
 
     def __init__(self, pool: PoolConfig = DEFAULT_POOL) -> None:
         self._pool = pool
@@ -29,10 +27,7 @@ class Engine:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the worker. It can be started again after it has stopped; the chats are gone then."""
-        if self._thread is not None and self._thread.is_alive():
-            return
-        self._stopping.clear()
+        """Start the worker. An engine serves once; after it has stopped, make another."""
         # A daemon, so that a worker stuck in one long MLX call can't keep a process alive that has ended otherwise.
         self._thread = threading.Thread(target=self._run, name="velox-worker", daemon=True)
         self._thread.start()
@@ -69,6 +64,7 @@ class Engine:
     def _run(self) -> None:
         # Everything that touches MLX is imported and run in this thread only: MLX's streams belong to threads.
         error = ""
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read at import: tokenizers come from the folder, nothing is looked up
         try:
             from app.engine.worker import Worker
 

@@ -103,7 +103,7 @@ class Worker:
             case m.Stop(chat_id):
                 chat = self._chats.get(chat_id)
                 if chat is not None and chat.answer is not None:
-                    self._end_answer(chat, "stopped")
+                    self._stop(chat)
             case m.CloseChat(chat_id):
                 self._close(chat_id)
                 mx.clear_cache()
@@ -129,6 +129,10 @@ class Worker:
             return
         except (FetchError, ModelFileError) as exc:
             self._emit(m.ModelFailed(str(exc), can_fetch=True))
+            return
+        except Exception as exc:  # noqa: BLE001  # a disk or an archive may fail in any way; the worker must outlive it
+            message = f"The default model can't be set up ({type(exc).__name__}: {exc}). Try again."
+            self._emit(m.ModelFailed(message, can_fetch=True))
             return
         self._load(str(folder))
 
@@ -182,7 +186,7 @@ class Worker:
             self._emit(m.ChatFailed(command.chat_id, "This chat is closed. Open a new one."))
             return
         if chat.answer is not None:
-            self._end_answer(chat, "stopped")
+            self._stop(chat)
         if self._loaded is None:
             self._fail(chat, "No model is loaded yet. Wait until it is ready, then send the message again.")
             return
@@ -238,18 +242,16 @@ class Worker:
                 continue
             if self._stopping.is_set():
                 return
-            token: list[int] = []
-            if self._step(chat, 1, lambda chat=chat, token=token: token.append(decode_step(self._model, chat))):  # type: ignore[misc]
-                self._hand_out(chat, token[0])
+            self._step(chat, 1, lambda chat=chat: self._hand_out(chat, decode_step(self._model, chat)))  # type: ignore[misc]
 
     def _hand_out(self, chat: Chat, token: int) -> None:
         answer, loaded = chat.answer, self._loaded
         assert answer is not None
         assert loaded is not None
-        answer.last_at = time.monotonic()
-        answer.first_at = answer.first_at or answer.last_at
         ends = loaded.tokenizer.eos_token_ids
         if token not in ends:
+            answer.last_at = time.monotonic()
+            answer.first_at = answer.first_at or answer.last_at
             answer.n_generated += 1
             answer.next_token = token
             answer.detokenizer.add_token(token)
@@ -263,6 +265,12 @@ class Worker:
         text = chat.answer.detokenizer.last_segment
         if text:
             self._emit(m.AnswerText(chat.chat_id, text, chat.answer.n_generated))
+
+    def _stop(self, chat: Chat) -> None:
+        try:
+            self._end_answer(chat, "stopped")
+        except Exception as exc:  # noqa: BLE001  # a detokenizer's last words; the chat has stopped in any case
+            self._fail_step(chat, exc)
 
     def _end_answer(self, chat: Chat, reason: m.EndReason) -> None:
         assert chat.answer is not None
@@ -286,7 +294,7 @@ class Worker:
         The room is asked for before the model runs: layers that got a token and layers that did not can't be told
         apart afterwards.
         """
-        n_k, n_v = chat.blocks_needed(n_tokens, self._pool)
+        n_k, n_v = chat.blocks_needed(n_tokens)
         if not self._pool.can_allocate(n_k, n_v):
             message = self._exhausted(n_k + n_v)
             chat.release()  # or the blocks of a chat that can't go on would soon stop all the others too
@@ -305,7 +313,8 @@ class Worker:
         free = total - self._pool.stats.blocks_in_use()
         return (
             f"The memory for chats is full: this answer needs {needed:,} more blocks, and {free:,} of {total:,} are "
-            f"free. Close a chat you no longer need, or raise the limit under Memory > Pool size, and try again."
+            f"free. Free the memory of a chat you don't need now (right-click it in the list), clear the comparison, "
+            f"or make the pool larger (View > Pool size), then try again."
         )
 
     def _fail_step(self, chat: Chat, exc: Exception) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +57,12 @@ def load_model(folder: Path, progress: Progress, cancelled: Callable[[], bool]) 
     config = _config(folder)
     step("Starting MLX", 0.0)
     blas = preload_openblas()
-    os.environ["HF_HUB_OFFLINE"] = "1"  # tokenizers are read from the folder, never looked up
     import mlx.core as mx
     from mlx_lm.models.cache import KVCache, make_prompt_cache
     from mlx_lm.utils import dequantize_model, load_tokenizer
     from mlx_lm.utils import load_model as load_weights
+
+    from veloxquant_mlx.integrations.mlx_lm import attach
 
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     step("Reading the weights", 0.2)
@@ -95,6 +95,7 @@ def load_model(folder: Path, progress: Progress, cancelled: Callable[[], bool]) 
     try:
         caches = make_prompt_cache(model)
         mx.eval(model(mx.array([[0]]), cache=caches))
+        attach(model)
     except (ValueError, RuntimeError, TypeError) as exc:
         raise ModelFileError(f"The model in {folder} can't run: {_one_line(exc)}") from exc
     plain: list[Any] = [cache for cache in caches if type(cache) is KVCache]
