@@ -28,6 +28,7 @@ from PySide6.QtWidgets import (
 
 from app.ui.controller import Controller
 from app.ui.icons import pixmap
+from app.ui.small import plain_tip
 from app.ui.state import Chat
 from app.ui.theme import theme
 
@@ -71,9 +72,10 @@ class ChatListModel(QAbstractListModel):
             return chat
         if role == Qt.ItemDataRole.DisplayRole:
             return chat.title
-        if role in (Qt.ItemDataRole.AccessibleDescriptionRole, Qt.ItemDataRole.ToolTipRole):
-            return "\n".join(part for part in (chat.title, second_line(chat)) if part)
-        return None
+        says = "\n".join(part for part in (chat.title, second_line(chat)) if part)
+        if role == Qt.ItemDataRole.AccessibleDescriptionRole:
+            return says
+        return plain_tip(says) if role == Qt.ItemDataRole.ToolTipRole else None
 
 
 def second_line(chat: Chat) -> str:
@@ -209,7 +211,9 @@ class ChatList(QListView):
         if chat_id is None:
             return
         if event.button() == Qt.MouseButton.RightButton:
-            self._menu(chat_id, event.globalPosition().toPoint())
+            menu = self.menu_of(chat_id)
+            menu.exec(event.globalPosition().toPoint())
+            menu.deleteLater()
         elif close_rect(self.visualRect(index)).contains(where):
             self.close_asked.emit(chat_id)
         else:
@@ -220,21 +224,21 @@ class ChatList(QListView):
         self.pointer = QPoint(-1, -1)
         super().leaveEvent(event)
 
-    def _menu(self, chat_id: int, where: QPoint) -> None:
-        menu = QMenu(self)
-        rename = menu.addAction("Rename…")
-        stop = menu.addAction("Stop answering")
-        stop.setEnabled(self._controller.chats[chat_id].answering)
+    def menu_of(self, chat_id: int) -> QMenu:
+        """What can be done with a chat."""
+        chat, menu = self._controller.chats[chat_id], QMenu(self)
+        menu.addAction("Rename…", lambda: self._rename(chat_id))
+        stop = menu.addAction("Stop answering", lambda: self._controller.stop(chat_id))
+        stop.setEnabled(chat.answering)
+        free = menu.addAction("Free its memory", lambda: self._controller.free_memory(chat_id))
+        free.setEnabled(chat.can_free)
         menu.addSeparator()
-        close = menu.addAction("Delete chat")
-        taken = menu.exec(where)
-        if taken is rename:
-            title, ok = QInputDialog.getText(
-                self, "Rename chat", "Title of the chat:", text=self._controller.chats[chat_id].title
-            )
-            if ok:
-                self._controller.rename_chat(chat_id, title)
-        elif taken is stop:
-            self._controller.stop(chat_id)
-        elif taken is close:
-            self.close_asked.emit(chat_id)
+        menu.addAction("Delete chat", lambda: self.close_asked.emit(chat_id))
+        return menu
+
+    def _rename(self, chat_id: int) -> None:
+        title, ok = QInputDialog.getText(
+            self, "Rename chat", "Title of the chat:", text=self._controller.chats[chat_id].title
+        )
+        if ok:
+            self._controller.rename_chat(chat_id, title)

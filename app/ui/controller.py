@@ -40,7 +40,7 @@ from app.ui import settings, words
 from app.ui.comparison import MAX_TOKENS, Comparison
 from app.ui.ports import EngineLike, StoreLike
 from app.ui.settings import parse_choice, write_choice
-from app.ui.state import N_COLOURS, Chat, Lane, Memory, Model, Running, Turn, conversation_of
+from app.ui.state import N_COLOURS, Chat, Lane, Memory, Model, Running, Turn, conversation_of, free_colour
 
 DRAIN_MS = 33
 SAVE_EVERY_S = 2.0
@@ -76,9 +76,10 @@ class Controller(QObject):
         self.chats: dict[int, Chat] = {}
         self.colours: dict[int, int] = {}  # of closed chats too: the chart still shows their past
         self.comparison = Comparison(self._submit)
+        self.sampling = SAMPLING  # of chats; the comparison is always greedy
         self._engine = engine
         self._restart_engine = restart_engine
-        self._model_folder: str | None = None
+        self.model_folder: str | None = None  # None is the default model
         self._saved_at: dict[int, float] = {}
         self._dirty: dict[str, set[int]] = {}
         for stored in store.chats():
@@ -93,7 +94,7 @@ class Controller(QObject):
     # ------------------------------------------------------------ engine
     def start(self, model_folder: str | None = None) -> None:
         """Start the worker and let it load the model. Call it once the window is on screen."""
-        self._model_folder = model_folder
+        self.model_folder = model_folder
         self._engine.start()
         self._submit(LoadModel(model_folder))
         self._timer.start()
@@ -105,7 +106,7 @@ class Controller(QObject):
         self._engine = self._restart_engine()
         self.model = Model()
         self.memory = Memory()
-        self.start(self._model_folder)
+        self.start(self.model_folder)
         self.model_changed.emit()
         self.memory_changed.emit()
 
@@ -119,7 +120,10 @@ class Controller(QObject):
         self.model_changed.emit()
 
     def load_model(self, folder: str | None) -> None:
-        self._model_folder = folder
+        """Load the model in `folder`, or the default one for None; every chat's cache is made again for it."""
+        if not self.model.can_change:
+            return
+        self.model_folder = folder
         self.model = Model()
         self._submit(LoadModel(folder))
         self.model_changed.emit()
@@ -213,6 +217,15 @@ class Controller(QObject):
         self._save(self.store.delete_chat, chat_id)
         self.chats_changed.emit()
 
+    def free_memory(self, chat_id: int) -> None:
+        """Give a chat's cache back and keep its text, which is read again before the chat's next answer."""
+        chat = self.chats[chat_id]
+        if chat.opened and not chat.answering:
+            self._submit(CloseChat(chat_id))
+            chat.opened, chat.memory = False, None
+            self.chat_changed.emit(chat_id)
+            self.memory_changed.emit()
+
     def _answer(self, chat: Chat) -> None:
         if not chat.opened:
             self._submit(OpenChat(chat.id, chat.choice))
@@ -221,7 +234,7 @@ class Controller(QObject):
         conversation = conversation_of(chat.turns)
         chat.turns.append(Turn("assistant", "", "pending"))
         self._save(self.store.add_message, chat.id, "assistant", "", chat.turns[-1].stored_note)
-        self._submit(Send(chat.id, conversation, SAMPLING))
+        self._submit(Send(chat.id, conversation, self.sampling))
         self.turns_changed.emit(chat.id)
         self.chat_changed.emit(chat.id)
 
@@ -247,10 +260,7 @@ class Controller(QObject):
 
     def _colour_for(self, chat_id: int) -> int:
         """The chat's own colour, the same after every start, unless another chat has it and one is free."""
-        taken = {chat.colour for chat in self.chats.values()}
-        wanted = (chat_id - 1) % N_COLOURS
-        free = [c for c in range(N_COLOURS) if c not in taken]
-        self.colours[chat_id] = wanted if wanted in free or not free else free[0]
+        self.colours[chat_id] = free_colour((chat_id - 1) % N_COLOURS, [chat.colour for chat in self.chats.values()])
         return self.colours[chat_id]
 
     # ------------------------------------------------------------ comparison
@@ -361,9 +371,7 @@ class Controller(QObject):
         self._dirty["chat" if isinstance(holder, Chat) else "lane"].add(holder.id)
 
     def _memory(self, report: MemoryReport) -> None:
-        self.memory.pool = report.pool
-        self.memory.holders = list(report.chats)
-        self.memory.remember(report.time)
+        self.memory.take(report)
         held = {memory.chat_id: memory for memory in report.chats}
         for holder in (*self.chats.values(), *self.comparison.lanes):
             holder.memory = held.get(holder.id)

@@ -101,7 +101,9 @@ class DocumentView(QTextBrowser):
         plain.setForeground(QColor(theme().tokens.text))
         cursor.setCharFormat(plain)
         if self._marked_from is not None:
-            cursor.setPosition(min(self._marked_from, self.document().characterCount() - 1))
+            # Qt counts in UTF-16, where an emoji is two.
+            start = len(self.toPlainText()[: self._marked_from].encode("utf-16-le")) // 2
+            cursor.setPosition(min(start, self.document().characterCount() - 1))
             cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
             marked = QTextCharFormat()
             marked.setBackground(QColor(theme().tokens.differs_bg))

@@ -10,11 +10,13 @@ from app.ui import words
 from app.ui.comparison import Comparison
 from app.ui.document_view import DocumentView
 from app.ui.method_picker import MethodButton
-from app.ui.small import Dot, IconButton, ThinBar, label, rule
+from app.ui.small import Dot, IconButton, ThinBar, label, rule, set_tip
 from app.ui.state import ENDINGS, N_COLOURS, Lane
 from app.ui.textdiff import describe
 from app.ui.theme import theme
 from app.ui.waiting import WaitingLine
+
+OWN_SPEED = "The lane's own speed: the time other lanes took their turns is left out."
 
 
 class LaneView(QFrame):
@@ -122,13 +124,16 @@ class LaneView(QFrame):
         self._bytes.setText(words.size(held) if held else "–")
         saved = words.smaller(whole / held) if held else ""
         self._ratio.setText(f"{saved} than fp16" if saved.endswith(("smaller", "larger")) else saved)
-        self._ratio.setToolTip(f"Uncompressed here means {dtype}, the type this machine computes in." if dtype else "")
+        set_tip(self._ratio, f"Uncompressed here means {dtype}, the type this machine computes in." if dtype else "")
         self._bar.show_fraction(held / max(whole, held, 1), lane.colour)
         if lane.stats is not None:
-            speed = f"{words.rate(lane.stats.own_tokens_per_s)} · {words.count(lane.stats.tokens, 'token')}"
             ending = ENDINGS.get(lane.ending, "") if lane.ending in ("stopped", "context") else ""
-            self._speed.setText(f"{ending} · {speed}" if ending else speed)
-            self._speed.setToolTip("The lane's own speed: the time other lanes took their turns is left out.")
+            own = lane.stats.own_tokens_per_s
+            speed = words.rate(own) if own > 0 else ""  # one token alone has no rate
+            parts = (ending, speed, words.count(lane.stats.tokens, "token"))
+            self._speed.setText(" · ".join(part for part in parts if part))
+            set_tip(self._speed, OWN_SPEED if speed else "")
         else:
             self._speed.setText(lane.state_words)
+            set_tip(self._speed, "")
         self._speed.setAlignment(Qt.AlignmentFlag.AlignLeft)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
-from PySide6.QtCore import QByteArray, Qt, Signal
+from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtGui import QCloseEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QDialog,
+    QFileDialog,
     QFrame,
     QHBoxLayout,
     QMainWindow,
@@ -65,8 +67,6 @@ class Header(QFrame):
 
 
 class MainWindow(QMainWindow):
-    closed = Signal()
-
     def __init__(self, controller: Controller) -> None:
         super().__init__()
         self.controller = controller
@@ -160,8 +160,19 @@ class MainWindow(QMainWindow):
         if info is None or pool is None:
             return
         dialog = PoolDialog(info, pool, self)
-        if dialog.exec() == QDialog.DialogCode.Accepted:
+        if dialog.exec() == QDialog.DialogCode.Accepted and dialog.n_blocks != pool.n_blocks:
             self.controller.resize_pool(dialog.n_blocks)
+
+    def ask_model_folder(self) -> None:
+        """Load a model from a folder the person picks."""
+        if not self.controller.model.can_change:
+            return
+        near = Path(self.controller.model_folder).parent if self.controller.model_folder else Path.home()
+        if folder := QFileDialog.getExistingDirectory(self, "Open model folder", str(near)):
+            self.controller.load_model(folder)
+
+    def use_default_model(self) -> None:
+        self.controller.load_model(None)
 
     # ------------------------------------------------------------ inside
     def _lay_out(self) -> None:
@@ -182,7 +193,8 @@ class MainWindow(QMainWindow):
         layout = QVBoxLayout(whole)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
-        layout.addWidget(Notices(self.controller))
+        self.notices = Notices(self.controller)
+        layout.addWidget(self.notices)
         layout.addLayout(sides, 1)
         self.setCentralWidget(whole)
 
@@ -193,6 +205,7 @@ class MainWindow(QMainWindow):
         self.sidebar.chats.chosen.connect(self.show_chat)
         self.sidebar.chats.close_asked.connect(self.ask_to_close)
         self.chat_view.chat_made.connect(lambda _: self._after_switch())
+        self.notices.model_folder_asked.connect(self.ask_model_folder)
         self.header.memory.clicked.connect(self.toggle_memory)
         self.memory_panel.pool_size_asked.connect(self.ask_pool_size)
         self.controller.chats_changed.connect(self._chats_changed)
@@ -250,7 +263,6 @@ class MainWindow(QMainWindow):
         self.controller.remember(settings.GEOMETRY, geometry)
         self.controller.save_all()
         super().closeEvent(event)
-        self.closed.emit()
 
 
 def build_window(

@@ -53,6 +53,11 @@ def _image(self: RendererHTML, tokens: Sequence[MarkdownToken], index: int, opti
     return f"<i>{escape(tokens[index].content or 'image')}</i>"
 
 
+def _link_open(self: RendererHTML, tokens: Sequence[MarkdownToken], index: int, options: Any, env: Any) -> str:
+    # Without the link's title: Qt shows that as a tooltip, takes it for HTML and loads the files it names.
+    return f'<a href="{escape(str(tokens[index].attrGet("href") or ""))}">'
+
+
 def _table_open(self: RendererHTML, tokens: Sequence[MarkdownToken], index: int, options: Any, env: Any) -> str:
     # Qt's rich text takes a table's lines and padding from attributes of the table.
     return '<table cellspacing="0" cellpadding="6" width="100%">'
@@ -69,6 +74,7 @@ def _heading_close(self: RendererHTML, tokens: Sequence[MarkdownToken], index: i
 
 _PARSER = MarkdownIt("commonmark", {"html": False, "linkify": False}).enable(["table", "strikethrough"])
 _PARSER.add_render_rule("image", _image)
+_PARSER.add_render_rule("link_open", _link_open)
 _PARSER.add_render_rule("table_open", _table_open)
 _PARSER.add_render_rule("heading_open", _heading_open)
 _PARSER.add_render_rule("heading_close", _heading_close)

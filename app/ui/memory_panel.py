@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from functools import partial
+
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QEnterEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.engine.messages import ChatMemory
 from app.ui import words
 from app.ui.controller import Controller
 from app.ui.pool_gauge import PoolGauge, Share
-from app.ui.small import Dot, ElidedLabel, ThinBar, button, label, rule
+from app.ui.small import Dot, ElidedLabel, IconButton, ThinBar, button, label, rule, set_tip
+from app.ui.state import Chat
 
 WIDTH = 328
 
 FRAGMENTATION = (
-    "Fragmentation is the part of the pool that is taken but not full: every chat's last block has room left, "
-    "which no other chat can use."
+    "Fragmentation is the part of the pool's blocks that hold some tokens but are not full: a chat's last blocks have "
+    "room left, which no other chat can use."
 )
 
 
 class HolderRow(QWidget):
     """One chat (or lane): what it holds, and a bar of that against the uncompressed size."""
+
+    free_asked = Signal()
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,10 +36,14 @@ class HolderRow(QWidget):
         self._method = label("", "3")
         self._counts = label("", "3")
         self._bar = ThinBar(4)
+        self._can_free = False
+        self._free = IconButton("eject", "Free its memory. Its messages stay, and are read again when you go on", 20)
+        self._free.clicked.connect(self.free_asked)
         head = QHBoxLayout()
         head.setSpacing(8)
         head.addWidget(self._dot)
         head.addWidget(self._title, 1)
+        head.addWidget(self._free)
         head.addWidget(self._bytes)
         below = QHBoxLayout()
         below.setContentsMargins(16, 0, 0, 0)
@@ -50,7 +60,7 @@ class HolderRow(QWidget):
         layout.addLayout(below)
         layout.addLayout(bar)
 
-    def show_holder(self, title: str, method: str, colour: int, memory: ChatMemory) -> None:
+    def show_holder(self, title: str, method: str, colour: int, memory: ChatMemory, can_free: bool) -> None:
         self._dot.set_colour(colour)
         self._title.set_full(title)
         self._bytes.setText(words.size(memory.memory_bytes))
@@ -58,7 +68,21 @@ class HolderRow(QWidget):
         self._counts.setText(f"{words.count(memory.blocks_held, 'block')} · {words.count(memory.tokens, 'token')}")
         whole = max(memory.uncompressed_bytes, memory.memory_bytes, 1)
         self._bar.show_fraction(memory.memory_bytes / whole, colour)
-        self.setToolTip(f"{words.size(memory.memory_bytes)} of {words.size(memory.uncompressed_bytes)} uncompressed")
+        set_tip(self, f"{words.size(memory.memory_bytes)} of {words.size(memory.uncompressed_bytes)} uncompressed")
+        self._can_free = can_free
+        self._reveal()
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        self._reveal()
+        super().enterEvent(event)
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self._reveal()
+        super().leaveEvent(event)
+
+    def _reveal(self) -> None:
+        self._free.setEnabled(self._can_free)
+        self._free.reveal(self._can_free and self.underMouse())
 
 
 class Figures(QWidget):
@@ -73,7 +97,7 @@ class Figures(QWidget):
         for row, (name, explained) in enumerate(names.items()):
             named, value = label(name, "2"), label("–", "figure")
             for made in (named, value):
-                made.setToolTip(explained)
+                set_tip(made, explained)
             value.setAlignment(Qt.AlignmentFlag.AlignRight)
             grid.addWidget(named, row, 0)
             grid.addWidget(value, row, 1)
@@ -105,7 +129,7 @@ class MemoryPanel(QFrame):
                 "Fragmentation": FRAGMENTATION,
                 "Peak": "The most blocks that were in use at one time.",
                 "Blocks handed out": "How often a block was taken from the pool since the app started.",
-                "Of these reused": "How many of them another chat had given back before.",
+                "Of these reused": "How many of them a chat, this one or another, had given back before.",
                 "MLX memory": "What MLX holds in all: the model's weights, every cache, and work space.",
             }
         )
@@ -137,12 +161,6 @@ class MemoryPanel(QFrame):
             )
             self._chart.setFixedHeight(128)
             self._chart_box.addWidget(self._chart)
-
-    def draw_chart(self) -> None:
-        """Draw the chart now rather than at its next turn (for pictures of the window)."""
-        draw = getattr(self._chart, "draw", None)
-        if draw is not None:
-            draw()
 
     def _lay_out(self) -> None:
         inside = QWidget()
@@ -218,7 +236,7 @@ class MemoryPanel(QFrame):
         self._gauge.show_shares(shares, pool.n_blocks)
         self._blocks.setText(f"{pool.blocks_in_use:,} of {pool.n_blocks:,} blocks of {pool.block_size} tokens")
         exact = f"{words.percent(pool.blocks_in_use / max(pool.n_blocks, 1))} of the pool is in use"
-        self._gauge.setToolTip(f"{exact}. Every chat is drawn at least 3 pixels wide, so that it can be seen.")
+        set_tip(self._gauge, f"{exact}. Every chat is drawn at least 3 pixels wide, so that it can be seen.")
         self._figures.show_value("Fragmentation", words.percent(pool.fragmentation))
         self._figures.show_value("Peak", words.count(pool.peak_blocks_in_use, "block"))
         self._figures.show_value("Blocks handed out", f"{pool.allocations:,}")
@@ -235,8 +253,10 @@ class MemoryPanel(QFrame):
             row = self._rows.get(memory.chat_id)
             if row is None:
                 row = self._rows[memory.chat_id] = HolderRow()
+                row.free_asked.connect(partial(self._controller.free_memory, memory.chat_id))
                 self._rows_box.addWidget(row)
-            row.show_holder(holder.title, holder.choice.label, holder.colour, memory)
+            can_free = isinstance(holder, Chat) and holder.can_free
+            row.show_holder(holder.title, holder.choice.label, holder.colour, memory, can_free)
         for chat_id in [i for i in self._rows if i not in seen]:
             gone = self._rows.pop(chat_id)
             self._rows_box.removeWidget(gone)

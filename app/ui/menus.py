@@ -56,6 +56,19 @@ def make_menus(window: MainWindow) -> None:
         action.setChecked(theme().name == name)
         group.addAction(action)
 
+    model = bar.addMenu("Model")
+    choose = add(model, "Open model folder…", QKeySequence.StandardKey.Open, window.ask_model_folder)
+    default = add(model, "Use default model", None, window.use_default_model)
+
+    def enable() -> None:
+        controller = window.controller
+        choose.setEnabled(controller.model.can_change)
+        default_is_on = controller.model.phase == "ready" and controller.model_folder is None
+        default.setEnabled(controller.model.can_change and not default_is_on)
+
+    window.controller.model_changed.connect(enable)
+    enable()
+
 
 def _in_focus(verb: str) -> None:
     """Do what the Edit menu says where the keyboard is."""

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QVB
 
 from app.engine.messages import METHODS, CacheChoice
 from app.ui.icons import pixmap
-from app.ui.small import Segments, button, label
+from app.ui.small import Segments, button, label, set_tip
 from app.ui.theme import theme
 
 WIDTH = 336
@@ -142,7 +142,7 @@ class MethodButton(QPushButton):
         self.choice = choice
         self._words = f"{self._prefix}{choice.label}"
         self.setAccessibleName(f"{self._says}: {choice.label}")
-        self.setToolTip(METHODS[choice.method].summary)
+        set_tip(self, METHODS[choice.method].summary)
         self.updateGeometry()
         self.update()
 

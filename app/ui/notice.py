@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.ui.controller import Controller
@@ -44,6 +44,8 @@ class Notice(QFrame):
 class Notices(QWidget):
     """What the model's state has to say, from top to bottom; nothing when all is well."""
 
+    model_folder_asked = Signal()
+
     def __init__(self, controller: Controller) -> None:
         super().__init__()
         self._controller = controller
@@ -60,15 +62,16 @@ class Notices(QWidget):
         model, controller = self._controller.model, self._controller
         info_notices = model.info.notices if model.info else ()
         # Loading reports many times a second; a button must not be replaced under the pointer.
-        problem = (model.phase in ("failed", "stopped"), model.error, controller.save_error)
+        problem = (model.phase in ("failed", "stopped"), model.error, model.can_fetch, controller.save_error)
         now = (problem, info_notices, theme().tokens, len(self._dismissed))
         if now == self._shown:
             return
         self._shown = now
         clear_layout(self._layout)
         if model.phase == "failed":
-            fetch = ("Download default model (93 MB)", controller.fetch_default_model) if model.can_fetch else None
-            self._layout.addWidget(Notice(model.error, True, fetch, None))
+            fetch = ("Download default model (93 MB)", controller.fetch_default_model)
+            choose = ("Choose a model folder…", self.model_folder_asked.emit)
+            self._layout.addWidget(Notice(model.error, True, fetch if model.can_fetch else choose, None))
         elif model.phase == "stopped":
             text = model.error or "The engine has stopped."
             text = text if text.startswith("The engine") else f"The engine has stopped: {text}"

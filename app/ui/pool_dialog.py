@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from PySide6.QtGui import QIntValidator
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from app.engine.messages import ModelInfo, PoolReport
 from app.ui import words
-from app.ui.small import button, label
+from app.ui.small import button, label, restyle
 
 MB = 1_000_000
 MOST_MB = 1_000_000
@@ -24,7 +26,10 @@ class PoolDialog(QDialog):
         self.setWindowTitle("Pool size")
         self._info, self._pool = info, pool
         self._block = block_bytes(info, pool.block_size)
-        self._size = QLineEdit(str(max(1, round(pool.n_blocks * self._block / MB))))
+        # What is typed is whole megabytes, so a size that is not changed must not be read back from them.
+        self._now_mb = max(1, round(pool.n_blocks * self._block / MB))
+        self._least_mb = ceil(pool.blocks_in_use * self._block / MB)
+        self._size = QLineEdit(str(self._now_mb))
         self._size.setAccessibleName("Pool size in megabytes")
         self._size.setValidator(QIntValidator(1, MOST_MB, self))
         self._size.setFixedWidth(120)
@@ -61,12 +66,28 @@ class PoolDialog(QDialog):
 
     @property
     def n_blocks(self) -> int:
-        return max(1, round(int(self._size.text() or 0) * MB / self._block))
+        """The size asked for; the pool's own where it was not changed."""
+        wanted = int(self._size.text() or 0)
+        return self._pool.n_blocks if wanted == self._now_mb else max(1, round(wanted * MB / self._block))
 
     def _explain(self) -> None:
-        self._apply.setEnabled(self._size.hasAcceptableInput())
+        typed = self._size.hasAcceptableInput()
+        fits = typed and self.n_blocks >= self._pool.blocks_in_use
+        self._apply.setEnabled(fits)
+        if not typed:
+            self._say(f"Write a size from 1 to {MOST_MB:,} MB.")
+            return
+        if not fits:
+            in_use = f"{self._least_mb:,} MB are in use"
+            self._say(f"{in_use}; the pool can't be smaller until chats free memory.", warn=True)
+            return
         tokens = int(self.n_blocks / (2 * self._info.n_layers) * self._pool.block_size)
-        self._explained.setText(
+        self._say(
             f"{self.n_blocks:,} blocks: room for about {words.count(tokens, 'token')} of all chats together. "
             f"Memory is taken as it is needed, never all at once; blocks in use are never taken away."
         )
+
+    def _say(self, text: str, warn: bool = False) -> None:
+        self._explained.setProperty("voice", "warn" if warn else "3")
+        restyle(self._explained)
+        self._explained.setText(text)

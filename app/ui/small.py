@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import Qt as GuiQt
 from PySide6.QtWidgets import (
     QButtonGroup,
     QFrame,
@@ -40,6 +42,22 @@ def button(text: str, kind: str = "") -> QPushButton:
     if kind:
         made.setProperty("kind", kind)
     return made
+
+
+def plain_tip(text: str) -> str:
+    """A tooltip that shows `text` as it is.
+
+    Qt takes a text that looks like HTML for HTML, and then loads whatever files it names, so a chat's words must not.
+    """
+    if not GuiQt.mightBeRichText(text):
+        return text
+    return f"<qt>{escape(text).replace(chr(10), '<br>')}</qt>"
+
+
+def set_tip(widget: QWidget, text: str) -> None:
+    """Give a widget a tooltip; the window's only way to, because any text may hold words of a chat."""
+    widget.setToolTip(plain_tip(text))
+    widget.setAccessibleDescription(text)  # or a screen reader would read the tooltip's markup
 
 
 def restyle(widget: QWidget) -> None:
@@ -90,7 +108,7 @@ class ElidedLabel(QLabel):
         shown = self.fontMetrics().elidedText(self._full, Qt.TextElideMode.ElideRight, max(self.width(), 1))
         if shown != self.text():
             super().setText(shown)
-        self.setToolTip(self._full if shown != self._full else "")
+        set_tip(self, self._full if shown != self._full else "")
         self.setAccessibleName(self._full)
 
 
@@ -109,14 +127,14 @@ class IconButton(QToolButton):
         self.setIconSize(QSize(icon_size, icon_size))
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        self.setToolTip(says)
+        set_tip(self, says)
         self.setAccessibleName(says)
         theme().changed.connect(self._tint)
         self._tint()
 
     def set_icon(self, name: str, says: str) -> None:
         self._icon_name = name
-        self.setToolTip(says)
+        set_tip(self, says)
         self.setAccessibleName(says)
         self._tint()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from app.engine.messages import AnswerStats, CacheChoice, ChatMemory, Message, ModelInfo, PoolReport
+from app.engine.messages import AnswerStats, CacheChoice, ChatMemory, MemoryReport, Message, ModelInfo, PoolReport
 
 Phase = Literal["idle", "queued", "prefill", "decode"]
 TurnKind = Literal["done", "pending", "stopped", "length", "context", "failed"]
@@ -107,6 +107,12 @@ class Chat(Running):
     title: str = "New chat"
     turns: list[Turn] = field(default_factory=list)
 
+    @property
+    def can_free(self) -> bool:
+        """Whether it holds memory that it can give back now."""
+        held = self.memory is not None and (self.memory.memory_bytes or self.memory.blocks_held)
+        return self.opened and not self.answering and bool(held)
+
 
 @dataclass
 class Lane(Running):
@@ -136,6 +142,11 @@ class Model:
     @property
     def name(self) -> str:
         return self.info.name if self.info else ""
+
+    @property
+    def can_change(self) -> bool:
+        """Not while one is being loaded, which the engine doesn't interrupt, nor once the engine has stopped."""
+        return self.phase in ("ready", "failed")
 
     @property
     def words(self) -> str:
@@ -175,6 +186,11 @@ class Memory:
     def uncompressed_bytes(self) -> int:
         return sum(holder.uncompressed_bytes for holder in self.holders)
 
+    def take(self, report: MemoryReport) -> None:
+        """Hold what the engine reports now."""
+        self.pool, self.holders = report.pool, list(report.chats)
+        self.remember(report.time)
+
     def remember(self, time: float) -> None:
         """Keep a sample, four a second at most: the chart is about 300 pixels wide."""
         sample = Sample(time, {h.chat_id: h.blocks_held for h in self.holders if h.blocks_held})
@@ -187,10 +203,17 @@ class Memory:
             self.history.popleft()
 
 
-def conversation_of(turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """What the model is told: without failures and empty answers, and with roles taking turns.
+def free_colour(wanted: int, taken: Collection[int]) -> int:
+    """The wanted colour, unless it is taken and another one is free."""
+    free = [colour for colour in range(N_COLOURS) if colour not in taken]
+    return wanted if wanted in free or not free else free[0]
 
-    Some chat templates refuse two messages of one role in a row, so questions left unanswered are joined.
+
+def conversation_of(turns: Sequence[Turn]) -> tuple[Message, ...]:
+    """What the model is told: every turn with words in it, roles taking turns.
+
+    Why an answer failed or was stopped is not told, but what it had said by then is. Some chat templates refuse two
+    messages of one role in a row, so questions left unanswered are joined.
     """
     messages: list[Message] = []
     for turn in turns:

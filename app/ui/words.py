@@ -49,7 +49,10 @@ def smaller(ratio: float) -> str:
 
 def answer_note(stats: AnswerStats) -> str:
     """The quiet line under an answer."""
-    parts = [count(stats.tokens, "token"), rate(stats.tokens_per_s), f"{size(stats.memory_bytes)} cache"]
+    parts = [count(stats.tokens, "token")]
+    if stats.tokens_per_s > 0:  # one token alone has no rate
+        parts.append(rate(stats.tokens_per_s))
+    parts.append(f"{size(stats.memory_bytes)} cache")
     if not 0.95 < stats.ratio < 1.05:
         parts.append(smaller(stats.ratio))
     return " · ".join(parts)

@@ -46,9 +46,6 @@ class ScriptedEngine:
         events, self.queue = self.queue, []
         return events
 
-    def shutdown(self, timeout: float) -> bool:
-        return True
-
     def told(self, kind: type[Command]) -> list[Command]:
         return [command for command in self.commands if isinstance(command, kind)]
 

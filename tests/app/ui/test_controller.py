@@ -12,11 +12,13 @@ from app.engine.messages import (
     EngineStopped,
     FetchDefaultModel,
     LoadModel,
+    Message,
     ModelFailed,
     ModelProgress,
     ModelReady,
     OpenChat,
     PromptProgress,
+    Sampling,
     Send,
     Stop,
 )
@@ -158,6 +160,12 @@ def test_the_method_can_change_until_the_first_question(controller: Controller, 
     assert controller.chats[chat_id].choice.key_bits == 2
 
 
+def test_the_tour_can_have_the_same_answers_every_time(controller: Controller, engine: ScriptedEngine) -> None:
+    controller.sampling = Sampling(max_tokens=64)
+    chat_id = asked(controller)
+    assert engine.commands[-1] == Send(chat_id, (Message("user", "What is a rainbow?"),), Sampling(max_tokens=64))
+
+
 def test_the_last_choice_is_remembered(controller: Controller, store: Store) -> None:
     controller.last_choice = CacheChoice("turboquant_mse", 3, 2)
     assert Controller(ScriptedEngine(), store).last_choice == CacheChoice("turboquant_mse", 3, 2)
@@ -247,16 +255,20 @@ def test_a_full_disk_does_not_end_a_chat(controller: Controller, store: Store, m
     assert controller.save_error == "The disk is full."
 
 
-def test_the_model_is_told_no_failures_and_roles_take_turns() -> None:
+def test_the_model_is_told_what_was_said_and_not_why_it_failed() -> None:
     turns = [
         Turn("user", "One"),
         Turn("assistant", "", "failed", "Pool full."),
         Turn("user", "Two"),
         Turn("assistant", "Half", "stopped"),
         Turn("user", "Three"),
+        Turn("assistant", "Broken off", "failed", "Pool full."),
+        Turn("user", "Four"),
     ]
     assert [(m.role, m.content) for m in conversation_of(turns)] == [
         ("user", "One\n\nTwo"),
         ("assistant", "Half"),
         ("user", "Three"),
+        ("assistant", "Broken off"),
+        ("user", "Four"),
     ]

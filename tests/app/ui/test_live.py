@@ -35,6 +35,7 @@ def live(
             store = Store(tmp_path_factory.mktemp("store") / "chats.sqlite3")
             window = build_window(engine, store)
             window.show()
+            window.controller.sampling = Sampling(max_tokens=1024)  # greedy: the same answers in every run
             window.controller.start(str(default_model_dir))
             made[pool] = (engine, store, window)
         return made[pool][2]
@@ -46,12 +47,6 @@ def live(
         assert engine.shutdown(30)
         window.deleteLater()
         QCoreApplication.sendPostedEvents(window, QEvent.Type.DeferredDelete)
-
-
-@pytest.fixture(autouse=True)
-def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same answers in every run."""
-    monkeypatch.setattr("app.ui.controller.SAMPLING", Sampling(max_tokens=1024))
 
 
 @pytest.fixture
@@ -131,6 +126,20 @@ def test_closing_chats_gives_all_their_blocks_back(window: MainWindow, qtbot: Qt
         window.controller.close_chat(chat_id)
     qtbot.waitUntil(lambda: memory.pool is not None and memory.pool.blocks_in_use == 0, timeout=PATIENCE_MS)
     assert memory.total_bytes == 0
+
+
+def test_a_chat_goes_on_after_its_memory_was_freed(window: MainWindow, qtbot: QtBot) -> None:
+    chat_id = ask(window, "My name is Ada. What is the capital of France?", FOUR)
+    chat, memory = window.controller.chats[chat_id], window.controller.memory
+    qtbot.waitUntil(lambda: not chat.answering and chat.can_free, timeout=PATIENCE_MS)
+    window.controller.free_memory(chat_id)
+    qtbot.waitUntil(lambda: memory.pool is not None and memory.pool.blocks_in_use == 0, timeout=PATIENCE_MS)
+    assert len(chat.turns) == 2
+    assert window.controller.send(chat_id, "What is my name?")
+    qtbot.waitUntil(lambda: not chat.answering, timeout=PATIENCE_MS)
+    assert "Ada" in answer(window, chat_id)
+    assert chat.stats is not None
+    assert chat.stats.reused_tokens == 0
 
 
 def test_a_comparison_finishes_and_says_what_each_method_cost(window: MainWindow, qtbot: QtBot) -> None:

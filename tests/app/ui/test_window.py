@@ -17,7 +17,6 @@ from app.engine.messages import (
     ModelFailed,
     ModelProgress,
     ModelReady,
-    ResizePool,
     Send,
     Stop,
 )
@@ -26,7 +25,6 @@ from app.ui.document_view import DocumentView
 from app.ui.main_window import MainWindow
 from app.ui.message_view import AssistantMessage, UserMessage
 from app.ui.method_picker import MethodCard, MethodPopover
-from app.ui.pool_dialog import PoolDialog, block_bytes
 from tests.app.ui.conftest import INFO, ScriptedEngine, ended, report, say, text
 
 
@@ -215,12 +213,6 @@ def test_no_model_offers_to_download_one(window: MainWindow, engine: ScriptedEng
     assert engine.commands[-1] == FetchDefaultModel()
 
 
-def test_a_broken_model_folder_is_only_told(window: MainWindow) -> None:
-    say(window.controller, ModelFailed("The folder /x holds no model.", False))
-    assert "The folder /x holds no model." in visible_words(window)
-    assert "Download" not in visible_words(window)
-
-
 def test_a_stopped_engine_can_be_restarted(window: MainWindow) -> None:
     say(window.controller, ModelReady(INFO), EngineStopped("RuntimeError: no memory"))
     assert "The engine has stopped: RuntimeError: no memory" in visible_words(window)
@@ -275,21 +267,6 @@ def test_a_narrow_window_has_room_for_one_side(window: MainWindow, qtbot: QtBot)
     assert not window.sidebar.isVisible()
     window.resize(1240, 800)
     qtbot.waitUntil(lambda: window.sidebar.isVisible() and window.memory_panel.isVisible())
-
-
-def test_the_pool_size_is_asked_in_megabytes(window: MainWindow, qtbot: QtBot, engine: ScriptedEngine) -> None:
-    say(window.controller, ModelReady(INFO), report(1.0))
-    pool = window.controller.memory.pool
-    assert pool is not None
-    assert block_bytes(INFO, 16) == 46_080 / 60 * 16
-    dialog = PoolDialog(INFO, pool, window)
-    qtbot.addWidget(dialog)
-    dialog._size.setText("100")
-    assert dialog.n_blocks == round(100_000_000 / (46_080 / 60 * 16))
-    window.controller.resize_pool(dialog.n_blocks)
-    assert engine.commands[-1] == ResizePool(dialog.n_blocks)
-    dialog._size.setText("")
-    assert not dialog._apply.isEnabled()
 
 
 def test_the_picker_offers_every_method_and_its_bits(window: MainWindow, qtbot: QtBot) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from app.ui import words
@@ -35,6 +37,10 @@ def test_answer_note() -> None:
         "128 tokens · 14.2 tok/s · 3.1 MB cache · 4.2× smaller"
     )
     assert words.answer_note(stats(1, 1000, 1000)) == "1 token · 14.2 tok/s · 1.0 KB cache"
+
+
+def test_an_answer_of_one_token_is_not_said_to_have_come_at_no_speed() -> None:
+    assert words.answer_note(replace(stats(1, 1000, 1000), tokens_per_s=0.0)) == "1 token · 1.0 KB cache"
 
 
 def test_title_is_the_first_line_that_says_something() -> None:
