@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from PySide6.QtWidgets import QWidget
 
 # How long the worker may take to end. With what closing the window takes, the process is gone within two seconds.
-PATIENCE_S = 1.5
+PATIENCE_S = 1.0
+
+QUIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 NO_DISPLAY = (
     "There is no display to open a window on (neither DISPLAY nor WAYLAND_DISPLAY is set). "
@@ -55,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    for number in QUIT_SIGNALS:
+        signal.signal(number, lambda *_: os._exit(0))  # until there is a window, there is nothing to put in order
     from dataclasses import replace
 
     from platformdirs import user_data_path
@@ -74,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         return engines[-1]
 
     try:
-        if options.tour is not None and options.data is None:
+        if options.tour is not None:
             store = Store(":memory:")  # the tour's chats are nobody's, and nobody's chats belong on its pictures
         else:
             folder = options.data or user_data_path("VeloxQuant Chat", appauthor=False)
@@ -98,7 +102,8 @@ def run(options: argparse.Namespace) -> int:
         code = int(run_tour(app, window, options.tour))
         window.close()
     else:
-        code = app.exec()
+        # Closed before the application waits for events: Qt would not hear of it any more.
+        code = app.exec() if window.isVisible() else 0
     heartbeat.stop()
     store.close()
     if not engines[-1].shutdown(PATIENCE_S):
@@ -119,7 +124,7 @@ def quit_on_signals(window: QWidget) -> QTimer:
         window.close()
         QApplication.exit(0)  # a dialog may be open, which runs an event loop of its own
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in QUIT_SIGNALS:
         signal.signal(number, lambda *_: QTimer.singleShot(0, leave))
     # Python runs signal handlers between its own instructions only, and there are none while Qt waits for events.
     heartbeat = QTimer(window)
