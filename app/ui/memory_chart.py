@@ -92,6 +92,7 @@ class MemoryChart(QWidget):
 
     def showEvent(self, event: QShowEvent) -> None:
         self._timer.start()
+        self.draw()  # or the library's own scale would be seen until the timer's first turn
         super().showEvent(event)
 
     def hideEvent(self, event: QHideEvent) -> None:

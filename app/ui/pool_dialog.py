@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QIntValidator
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
@@ -36,6 +37,9 @@ class PoolDialog(QDialog):
         self._size.selectAll()
         self._size.textChanged.connect(self._explain)
         self._explained = label("", "3", wrap=True)
+        # Three lines, used or not, so that nothing moves while one types.
+        self._explained.setMinimumHeight(3 * self._explained.fontMetrics().lineSpacing() + 4)
+        self._explained.setAlignment(Qt.AlignmentFlag.AlignTop)
         cancel, apply = button("Cancel", "outline"), button("Set size", "primary")
         self._apply = apply
         apply.setDefault(True)

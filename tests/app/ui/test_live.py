@@ -129,17 +129,26 @@ def test_closing_chats_gives_all_their_blocks_back(window: MainWindow, qtbot: Qt
 
 
 def test_a_chat_goes_on_after_its_memory_was_freed(window: MainWindow, qtbot: QtBot) -> None:
-    chat_id = ask(window, "My name is Ada. What is the capital of France?", FOUR)
-    chat, memory = window.controller.chats[chat_id], window.controller.memory
-    qtbot.waitUntil(lambda: not chat.answering and chat.can_free, timeout=PATIENCE_MS)
-    window.controller.free_memory(chat_id)
+    controller = window.controller
+    chat_id = ask(window, "What is the capital of France?", FOUR)
+    chat, memory = controller.chats[chat_id], controller.memory
+
+    def stop_after(tokens: int) -> None:
+        qtbot.waitUntil(has_written(window, chat_id, tokens=tokens), timeout=PATIENCE_MS)
+        controller.stop(chat_id)
+        qtbot.waitUntil(lambda: not chat.answering, timeout=PATIENCE_MS)
+
+    stop_after(4)
+    assert chat.stats is not None
+    first = chat.stats.prompt_tokens
+    controller.free_memory(chat_id)
     qtbot.waitUntil(lambda: memory.pool is not None and memory.pool.blocks_in_use == 0, timeout=PATIENCE_MS)
     assert len(chat.turns) == 2
-    assert window.controller.send(chat_id, "What is my name?")
-    qtbot.waitUntil(lambda: not chat.answering, timeout=PATIENCE_MS)
-    assert "Ada" in answer(window, chat_id)
-    assert chat.stats is not None
+    assert controller.send(chat_id, "And of Spain?")
+    stop_after(2)
+    assert chat.turns[-1].content
     assert chat.stats.reused_tokens == 0
+    assert chat.stats.prompt_tokens > first
 
 
 def test_a_comparison_finishes_and_says_what_each_method_cost(window: MainWindow, qtbot: QtBot) -> None:

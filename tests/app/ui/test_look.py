@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import fields
 
 import pytest
 from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
 
 from app.ui.assets import resource, sample_prompts
 from app.ui.icons import pixmap
-from app.ui.memory_chart import nice_ceiling, short, stacked
+from app.ui.memory_chart import MemoryChart, nice_ceiling, short, stacked
 from app.ui.pool_gauge import LEAST_PX, Share, widths
 from app.ui.state import HISTORY_SECONDS, Memory, Sample
 from app.ui.theme import style_sheet, theme
@@ -95,6 +97,13 @@ def test_an_empty_chart_has_nothing_to_draw() -> None:
     times, totals = stacked([], [], 1.0)
     assert len(times) == 0
     assert totals == []
+
+
+def test_a_chart_just_opened_has_the_scale_of_its_blocks(qtbot: QtBot) -> None:
+    chart = MemoryChart(lambda: [Sample(time.monotonic() - 1, {1: 3600})], lambda _: 0)
+    qtbot.addWidget(chart)
+    chart.show()
+    assert chart._lines[-1].value() == 4000
 
 
 @pytest.mark.parametrize(("value", "top"), [(0, 10), (10, 10), (11, 20), (3600, 4000), (4001, 10_000)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication
@@ -10,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine.messages import (
+    AnswerEnded,
     CacheChoice,
     ChatFailed,
     EngineStopped,
@@ -25,7 +28,7 @@ from app.ui.document_view import DocumentView
 from app.ui.main_window import MainWindow
 from app.ui.message_view import AssistantMessage, UserMessage
 from app.ui.method_picker import MethodCard, MethodPopover
-from tests.app.ui.conftest import INFO, ScriptedEngine, ended, report, say, text
+from tests.app.ui.conftest import INFO, ScriptedEngine, ended, report, say, stats, text
 
 
 def visible_words(widget: QWidget) -> str:
@@ -299,6 +302,17 @@ def test_a_comparison_says_where_answers_part(window: MainWindow, engine: Script
     assert window.compare_view.input.text == "Why?"
     press(window, "Clear")
     assert "Same answer" not in visible_words(window.compare_view)
+
+
+def test_a_lane_of_one_token_is_not_said_to_have_no_speed(window: MainWindow) -> None:
+    say(window.controller, ModelReady(INFO))
+    window.show_compare()
+    window.controller.start_comparison("Why?", [CacheChoice("fp16"), CacheChoice()])
+    one = replace(stats(1), tokens_per_s=0.0, own_tokens_per_s=0.0)
+    say(window.controller, text(-1, "So."), AnswerEnded(-1, "stop", one), ended(-2))
+    said = visible_words(window.compare_view)
+    assert "1 token" in said
+    assert said.count("tok/s") == 1, "only the other lane has a speed"
 
 
 def test_lanes_come_and_go_between_two_and_four(window: MainWindow) -> None:
