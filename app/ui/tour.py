@@ -16,7 +16,7 @@ from typing import Any
 from PySide6.QtCore import QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.engine.messages import CacheChoice
+from app.engine.messages import CacheChoice, Sampling
 from app.ui.assets import resource
 from app.ui.controller import Controller
 from app.ui.main_window import MainWindow
@@ -25,7 +25,9 @@ from app.ui.words import size
 
 METHODS = (CacheChoice("fp16"), CacheChoice("turboquant_mse", 4, 4), CacheChoice("turboquant_mse", 2, 2))
 ANSWER_TOKENS = 48
-PICTURE_AT = 24  # tokens every chat has when the pictures are taken; a short answer may end soon after
+PICTURES_AT = (4, 40)  # tokens every chat has when pictures are taken; the later ones, if no answer ends before
+FILES = ("chat.png", "memory.png", "compare.png", "tour.json")
+SAMPLED_AT_MOST = 256
 COMPARE_TOKENS = 64
 PATIENCE_S = 300.0  # of one step; only reached when something hangs
 POLL_MS = 25
@@ -35,16 +37,24 @@ class TourError(Exception):
     """The tour could not be finished; the message says where it ended."""
 
 
+class TourClosed(Exception):  # noqa: N818  # not an error: the person has seen enough
+    """The window was closed while the tour ran."""
+
+
 def run_tour(app: QApplication, window: MainWindow, folder: Path) -> int:
     """Run the tour and write chat.png, memory.png, compare.png and tour.json to `folder`. Returns the exit code."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
         report = _Tour(app, window, folder).run()
         (folder / "tour.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except TourClosed:
+        return 0
     except (TourError, OSError) as error:
         print(f"The tour ended early: {error}", file=sys.stderr)
         return 1
-    print(f"Wrote chat.png, memory.png, compare.png and tour.json to {folder}")
+    print(f"Wrote {', '.join(FILES)} to {folder}")
     return 0
 
 
@@ -52,6 +62,7 @@ class _Tour:
     def __init__(self, app: QApplication, window: MainWindow, folder: Path) -> None:
         self._app, self._window, self._folder = app, window, folder
         self._controller: Controller = window.controller
+        self._controller.sampling = Sampling(max_tokens=SAMPLED_AT_MOST)  # greedy: the same tour every time
         self._table = _Table()
 
     def run(self) -> dict[str, Any]:
@@ -83,11 +94,13 @@ class _Tour:
             self._controller.send(ids[-1], question)
         chats = [self._controller.chats[chat_id] for chat_id in ids]
         self._window.show_chat(ids[0])
-        self._until(lambda: self._picture_time(chats), "three chats to stream", chats)
-        if not all(chat.phase == "decode" for chat in chats):
+        for n_tokens in PICTURES_AT:
+            self._until(lambda n=n_tokens: _streaming(chats, n) or _one_ended(chats), "three chats to stream", chats)  # type: ignore[misc]
+            if _streaming(chats, PICTURES_AT[0]):
+                self._picture(self._window, "chat.png")
+                self._picture(self._window.memory_panel, "memory.png")
+        if not (self._folder / "chat.png").exists():
             raise TourError("a chat ended before all three were streaming, so there was nothing to take a picture of")
-        self._picture(self._window, "chat.png")
-        self._picture(self._window.memory_panel, "memory.png")
         self._until(lambda: all(_enough(chat) for chat in chats), "the answers", chats)
         for chat_id in ids:
             self._controller.stop(chat_id)
@@ -125,12 +138,6 @@ class _Tour:
         return memory.pool.blocks_in_use
 
     # ------------------------------------------------------------ helpers
-    def _picture_time(self, chats: list[Chat]) -> bool:
-        """All stream with some text each, or one has ended and it can't get better."""
-        return all(chat.phase == "decode" and chat.n_tokens >= PICTURE_AT for chat in chats) or any(
-            chat.turns and chat.turns[-1].kind != "pending" for chat in chats
-        )
-
     def _settled(self, holders: list[Chat] | list[Lane]) -> bool:
         """No answer is running, and the memory report that came after the last of them is here."""
         memory = self._controller.memory
@@ -155,6 +162,8 @@ class _Tour:
         timer.start(POLL_MS)
         loop.exec()
         timer.stop()
+        if not self._window.isVisible():
+            raise TourClosed
         if done():
             return
         failed = [chat.turns[-1].note for chat in holders or () if isinstance(chat, Chat) and chat.turns]
@@ -164,6 +173,14 @@ class _Tour:
         self._app.processEvents()
         if not widget.grab().save(str(self._folder / name)):
             raise TourError(f"{self._folder / name} can't be written; choose another folder")
+
+
+def _streaming(chats: list[Chat], n_tokens: int) -> bool:
+    return all(chat.phase == "decode" and chat.n_tokens >= n_tokens for chat in chats)
+
+
+def _one_ended(chats: list[Chat]) -> bool:
+    return any(chat.turns[-1].kind != "pending" for chat in chats)
 
 
 def _enough(chat: Chat) -> bool:
