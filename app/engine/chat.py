@@ -74,11 +74,6 @@ class Chat:
             del self.held[common:]
         return common
 
-    def blocks_needed(self, n_tokens: int) -> tuple[int, int]:
-        """Key and value blocks that n_tokens more take over all layers."""
-        needed = [cache.blocks_needed(n_tokens) for cache in pooled_layers(self.caches)]
-        return sum(k for k, _ in needed), sum(v for _, v in needed)
-
     def release(self) -> None:
         """Give every block and array back; the tokens are computed again when they are next needed."""
         for cache in pooled_layers(self.caches):

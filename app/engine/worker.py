@@ -22,6 +22,7 @@ import mlx.core as mx  # noqa: E402
 from mlx_lm.sample_utils import make_sampler  # noqa: E402
 
 from app.engine.chat import Answer, Chat, decode_step, end_reason, prefill_chunk  # noqa: E402
+from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError  # noqa: E402
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig  # noqa: E402
 from veloxquant_mlx.quantizers.rotation import forget_rotations  # noqa: E402
 
@@ -46,7 +47,13 @@ class Worker:
         self._loaded: LoadedModel | None = None
         self._chats: dict[int, Chat] = {}
         self._prefilling: deque[int] = deque()  # chats whose prompt is not through yet; the first one is next
-        self._chunk = CHUNK[mx.default_device().type]
+        device = mx.default_device().type
+        if device == mx.DeviceType.cpu:
+            # On CPU, MLX writes C++ for each fused kernel, has g++ compile it (about a second each, in the middle of an
+            # answer) and loads the result from a folder in /tmp that anybody can write to. It is worth 1 to 3 % of a
+            # decode step of the default model, where there is a g++ at all.
+            mx.disable_compile()
+        self._chunk = CHUNK[device]
         mx.set_cache_limit(CACHE_LIMIT)
         self._reported_at = 0.0
         self._changed = True
@@ -229,7 +236,7 @@ class Worker:
         assert answer is not None
         left = len(answer.prompt) - 1 - len(chat.held)
         if left > 0:
-            if not self._step(chat, min(left, self._chunk), lambda: prefill_chunk(self._model, chat, self._chunk)):
+            if not self._step(chat, lambda: prefill_chunk(self._model, chat, self._chunk)):
                 return
             left = len(answer.prompt) - 1 - len(chat.held)
             self._emit(m.PromptProgress(chat.chat_id, len(chat.held), len(answer.prompt), answer.reused))
@@ -242,7 +249,7 @@ class Worker:
                 continue
             if self._stopping.is_set():
                 return
-            self._step(chat, 1, lambda chat=chat: self._hand_out(chat, decode_step(self._model, chat)))  # type: ignore[misc]
+            self._step(chat, lambda chat=chat: self._hand_out(chat, decode_step(self._model, chat)))  # type: ignore[misc]
 
     def _hand_out(self, chat: Chat, token: int) -> None:
         answer, loaded = chat.answer, self._loaded
@@ -288,32 +295,27 @@ class Worker:
         assert self._loaded is not None
         return self._loaded.model
 
-    def _step(self, chat: Chat, n_tokens: int, act: Callable[[], None]) -> bool:
-        """Run one step of one chat if the pool has room for its n_tokens. Returns whether it went well.
-
-        The room is asked for before the model runs: layers that got a token and layers that did not can't be told
-        apart afterwards.
-        """
-        n_k, n_v = chat.blocks_needed(n_tokens)
-        if not self._pool.can_allocate(n_k, n_v):
-            message = self._exhausted(n_k + n_v)
-            chat.release()  # or the blocks of a chat that can't go on would soon stop all the others too
-            self._fail(chat, message)
-            return False
+    def _step(self, chat: Chat, act: Callable[[], None]) -> bool:
+        """Run one step of one chat. Returns whether it went well; where it did not, that chat ends and says why."""
         self._changed = True
         try:
             act()
+        except BlockPoolExhaustedError:
+            message = self._exhausted()
+            chat.release()  # or the blocks of a chat that can't go on would soon stop all the others too
+            self._fail(chat, message)
         except Exception as exc:  # noqa: BLE001  # one chat's step failed: say so there, the other chats go on
             self._fail_step(chat, exc)
-            return False
-        return True
+        else:
+            return True
+        return False
 
-    def _exhausted(self, needed: int) -> str:
+    def _exhausted(self) -> str:
         total = self._pool.stats.n_blocks
         free = total - self._pool.stats.blocks_in_use()
         return (
-            f"The memory for chats is full: this answer needs {needed:,} more blocks, and {free:,} of {total:,} are "
-            f"free. Free the memory of a chat you don't need now (right-click it in the list), clear the comparison, "
+            f"The memory for chats is full: {free:,} of {total:,} blocks are free, and this answer needs more. "
+            f"Free the memory of a chat you don't need now (right-click it in the list), clear the comparison, "
             f"or make the pool larger (View > Pool size), then try again."
         )
 
