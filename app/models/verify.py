@@ -60,7 +60,7 @@ def check_model_folder(folder: Path) -> None:
             raise ModelFileError(f"The model's file {folder / name} can't be read: {error.strerror}.") from error
         if actual != size:
             raise ModelFileError(
-                f"The model's file {folder / name} is damaged: it has {actual} bytes instead of {size}."
+                f"The model's file {folder / name} is damaged: it has {actual:,} bytes instead of {size:,}."
             )
     for name, (_, sha256) in expected.items():
         try:

@@ -5,7 +5,7 @@ A b-bit code is cut into planes of 8, 4, 2 or 1 bits (3 bits are a 2-bit and a 1
 as they lie in memory, reading four to sixteen times fewer bytes than 16-bit attention. On CPU it is slow (one thread,
 and it unpacks again for every query row); there the bytes of a plane are cut into float32 sub-planes, fused by
 `mx.compile`, and multiplied by BLAS. Measured on two x86 cores, 3 heads of 64, 4,096 tokens, 4 bits, 3 queries:
-0.9 ms against 2.3 ms, and 2.5 ms for uncompressed float32 attention in all.
+0.8 ms against 2.3 ms.
 """
 
 from __future__ import annotations
