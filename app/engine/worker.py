@@ -6,25 +6,22 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event as Flag
 from typing import Any
 
+import mlx.core as mx
+from mlx_lm.sample_utils import make_sampler
+
 from app.engine import messages as m
+from app.engine.chat import Answer, Chat, decode_step, end_reason, prefill_chunk
 from app.models.default_model import ensure_default_model, find_default_model
-from app.models.errors import FetchCancelled, FetchError, ModelFileError
-from app.models.loading import LoadedModel, LoadingCancelled, load_model
-from veloxquant_mlx.core.blas import preload_openblas
-
-preload_openblas()  # before the first import of MLX, which binds to whatever BLAS is there
-
-import mlx.core as mx  # noqa: E402
-from mlx_lm.sample_utils import make_sampler  # noqa: E402
-
-from app.engine.chat import Answer, Chat, decode_step, end_reason, prefill_chunk  # noqa: E402
-from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError  # noqa: E402
-from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig  # noqa: E402
-from veloxquant_mlx.quantizers.rotation import forget_rotations  # noqa: E402
+from app.models.errors import Cancelled, FetchError, ModelFileError
+from app.models.loading import LoadedModel, load_model
+from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
+from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
+from veloxquant_mlx.quantizers.rotation import forget_rotations
 
 REPORT_EVERY = 0.1  # seconds between memory reports while something changes
 CACHE_LIMIT = 256 << 20  # bytes of freed buffers that MLX may keep for reuse
@@ -133,7 +130,7 @@ class Worker:
     def _fetch(self) -> None:
         try:
             folder = ensure_default_model(self._progress, self._stopping.is_set)
-        except FetchCancelled:
+        except Cancelled:
             return
         except (FetchError, ModelFileError) as exc:
             self._emit(m.ModelFailed(str(exc), can_fetch=True))
@@ -157,7 +154,7 @@ class Worker:
                 self._emit(m.ModelFailed("The default model is not on this computer yet.", can_fetch=True))
                 return
             self._loaded = load_model(folder, self._progress, self._stopping.is_set)
-        except LoadingCancelled:
+        except Cancelled:
             return
         except ModelFileError as exc:
             self._emit(m.ModelFailed(str(exc), can_fetch=name is None))
@@ -237,7 +234,7 @@ class Worker:
         assert answer is not None
         left = len(answer.prompt) - 1 - len(chat.held)
         if left > 0:
-            if not self._step(chat, lambda: prefill_chunk(self._model, chat, self._chunk)):
+            if not self._step(chat, partial(prefill_chunk, self._model, chat, self._chunk)):
                 return
             left = len(answer.prompt) - 1 - len(chat.held)
             self._emit(m.PromptProgress(chat.chat_id, len(chat.held), len(answer.prompt), answer.reused))
@@ -250,7 +247,10 @@ class Worker:
                 continue
             if self._stopping.is_set():
                 return
-            self._step(chat, lambda chat=chat: self._hand_out(chat, decode_step(self._model, chat)))  # type: ignore[misc]
+            self._step(chat, partial(self._decode, chat))
+
+    def _decode(self, chat: Chat) -> None:
+        self._hand_out(chat, decode_step(self._model, chat))
 
     def _hand_out(self, chat: Chat, token: int) -> None:
         answer, loaded = chat.answer, self._loaded

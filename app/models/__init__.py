@@ -8,11 +8,11 @@ from app.models.default_model import (
     find_default_model,
     models_dir,
 )
-from app.models.errors import FetchCancelled, FetchError, ModelFileError
+from app.models.errors import Cancelled, FetchError, ModelFileError
 from app.models.verify import check_model_folder
 
 __all__ = [
-    "FetchCancelled",
+    "Cancelled",
     "FetchError",
     "ModelFileError",
     "check_model_folder",

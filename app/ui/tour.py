@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class _Tour:
         chats = [self._controller.chats[chat_id] for chat_id in ids]
         self._window.show_chat(ids[0])
         for n_tokens in PICTURES_AT:
-            self._until(lambda n=n_tokens: _streaming(chats, n) or _one_ended(chats), "three chats to stream", chats)  # type: ignore[misc]
+            self._until(partial(_picture_time, chats, n_tokens), "three chats to stream", chats)
             if _streaming(chats, PICTURES_AT[0]):
                 self._picture(self._window, "chat.png")
                 self._picture(self._window.memory_panel, "memory.png")
@@ -179,8 +180,9 @@ def _streaming(chats: list[Chat], n_tokens: int) -> bool:
     return all(chat.phase == "decode" and chat.n_tokens >= n_tokens for chat in chats)
 
 
-def _one_ended(chats: list[Chat]) -> bool:
-    return any(chat.turns[-1].kind != "pending" for chat in chats)
+def _picture_time(chats: list[Chat], n_tokens: int) -> bool:
+    """All stream with so much text each, or one has ended and it can't get better."""
+    return _streaming(chats, n_tokens) or any(chat.turns[-1].kind != "pending" for chat in chats)
 
 
 def _enough(chat: Chat) -> bool:

