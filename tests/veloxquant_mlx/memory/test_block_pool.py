@@ -1,4 +1,4 @@
-"""BlockPoolAllocator: what it promises, and that no sequence of calls breaks its books."""
+"""BlockPoolAllocator: what it promises."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError, OwnerAlreadyActiveError
 from veloxquant_mlx.memory.block_pool import AllocationStats, Block, BlockPoolAllocator, PoolConfig
@@ -313,159 +310,6 @@ def test_prometheus_text_has_the_usual_names() -> None:
     assert "# TYPE veloxquant_block_pool_allocations_total counter\nveloxquant_block_pool_allocations_total 2\n" in text
     assert text.endswith("veloxquant_block_pool_retired_total 0\n")
     assert pool.stats.to_prometheus("mine").startswith("# TYPE mine_blocks_in_use gauge\n")
-
-
-# ---------------------------------------------------------------- any sequence of calls
-class PoolMachine(RuleBasedStateMachine):
-    """Any sequence of calls against a plain model: the set of live handles and a few counts."""
-
-    separate_kv = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        config = PoolConfig(block_size=4, n_blocks=11, max_blocks=24, separate_kv=self.separate_kv)
-        self.pool = BlockPoolAllocator(config)
-        self.streams = ("k", "v") if self.separate_kv else ("kv",)
-        self.live: dict[int, Block] = {}
-        self.freed: list[Block] = []
-        self.active: set[int] = set()
-        self.used_once: set[int] = set()
-        self.allocations = self.frees = self.reused = self.exhausted = self.grown = self.retired = self.peak = 0
-
-    def forget(self, blocks: list[Block], owners: list[int | None]) -> None:
-        for block, owner in zip(blocks, owners, strict=True):
-            assert self.live.pop(block.block_id) is block
-            assert (block.owner, block.n_used) == (None, 0)
-            self.freed.append(block)
-            self.frees += 1
-            assert owner is not None
-            if not any(b.owner == owner for b in self.live.values()):
-                self.active.discard(owner)
-
-    @rule(stream=st.sampled_from("kv"), n_tokens=st.integers(1, 30), owner=st.integers(0, 3))
-    def allocate(self, stream: str, n_tokens: int, owner: int) -> None:
-        n = -(-n_tokens // 4)
-        free = self.pool.n_free(stream)
-        if n > free:
-            with pytest.raises(BlockPoolExhaustedError):
-                self.pool.allocate(stream, n_tokens, owner)
-            self.exhausted += 1
-            return
-        blocks = self.pool.allocate(stream, n_tokens, owner)
-        assert [b.n_used for b in blocks] == [4] * (n - 1) + [n_tokens - 4 * (n - 1)]
-        for block in blocks:
-            assert block.block_id not in self.live, "one id handed out twice"
-            assert block.owner == owner
-            assert block.stream == (stream if self.separate_kv else "kv")
-            self.live[block.block_id] = block
-            self.reused += block.block_id in self.used_once
-            self.used_once.add(block.block_id)
-        self.allocations += n
-        self.active.add(owner)
-        self.peak = max(self.peak, len(self.live))
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        handles = sorted(self.live.values(), key=lambda b: b.block_id)
-        blocks = data.draw(st.lists(st.sampled_from(handles), unique_by=id, min_size=1))
-        stale = data.draw(st.lists(st.sampled_from(self.freed), max_size=3)) if self.freed else []
-        owners = [b.owner for b in blocks]
-        self.pool.free([*stale, *blocks, *blocks])
-        self.forget(blocks, owners)
-
-    @precondition(lambda self: self.freed)
-    @rule(data=st.data())
-    def use_a_stale_handle(self, data: st.DataObject) -> None:
-        stale = data.draw(st.sampled_from(self.freed))
-        self.pool.free([stale])
-        with pytest.raises(ValueError, match="not checked out"):
-            self.pool.mark_used(stale, 1)
-
-    @rule(owner=st.integers(0, 3))
-    def free_all(self, owner: int) -> None:
-        blocks = self.pool.blocks_for(owner)
-        self.pool.free_all(owner)
-        self.forget(blocks, [owner] * len(blocks))
-        self.active.discard(owner)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), n_used=st.integers(0, 4))
-    def mark_used(self, data: st.DataObject, n_used: int) -> None:
-        block = data.draw(st.sampled_from(sorted(self.live.values(), key=lambda b: b.block_id)))
-        self.pool.mark_used(block, n_used)
-
-    @rule(stream=st.sampled_from("kv"), n=st.integers(1, 5))
-    def grow(self, stream: str, n: int) -> None:
-        if self.pool.stats.n_blocks + n > 24:
-            with pytest.raises(BlockPoolExhaustedError):
-                self.pool.grow(stream, n)
-            return
-        self.pool.grow(stream, n)
-        self.grown += n
-
-    @rule(stream=st.sampled_from("kv"), target_free=st.integers(0, 6))
-    def shrink(self, stream: str, target_free: int) -> None:
-        free = self.pool.n_free(stream)
-        retired = self.pool.shrink(stream, target_free)
-        assert retired == max(0, free - target_free)
-        self.retired += retired
-
-    @rule(owner=st.integers(0, 3))
-    def register(self, owner: int) -> None:
-        if owner in self.active:
-            with pytest.raises(OwnerAlreadyActiveError):
-                self.pool.register_owner(owner)
-        else:
-            self.pool.register_owner(owner)
-            self.active.add(owner)
-
-    @rule(owner=st.integers(0, 3))
-    def release_owner(self, owner: int) -> None:
-        self.pool.release_owner(owner)
-        self.active.discard(owner)
-
-    @invariant()
-    def the_books_are_right(self) -> None:
-        stats = self.pool.stats
-        free = sum(self.pool.n_free(stream) for stream in self.streams)
-        assert stats.blocks_in_use() == len(self.live)
-        assert len(self.live) + free == stats.n_blocks == 11 + self.grown - self.retired
-        partly = sum(0 < b.n_used < 4 for b in self.live.values())
-        assert stats.fragmentation() == (partly / stats.n_blocks if stats.n_blocks else 0.0)
-        held = [block for owner in range(4) for block in self.pool.blocks_for(owner)]
-        assert len(held) == len(self.live)
-        assert all(self.live[block.block_id] is block for block in held)
-        assert stats.snapshot() == AllocationStats(
-            n_blocks=11 + self.grown - self.retired,
-            n_allocations=self.allocations,
-            n_frees=self.frees,
-            n_reused=self.reused,
-            n_exhausted=self.exhausted,
-            n_grown=self.grown,
-            n_retired=self.retired,
-            peak_blocks_in_use=self.peak,
-            n_partly_filled=partly,
-        )
-
-    def teardown(self) -> None:
-        # Every id the pool can still give, once more: none twice, and none that was retired.
-        free = {stream: self.pool.n_free(stream) for stream in self.streams}
-        for stream, n in free.items():
-            if n:
-                for block in self.pool.allocate(stream, 4 * n, owner=7):
-                    assert block.block_id not in self.live
-                    self.live[block.block_id] = block
-
-
-class OneStreamMachine(PoolMachine):
-    separate_kv = False
-
-
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-OneStreamMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
-TestPoolMachine = PoolMachine.TestCase
-TestOneStreamMachine = OneStreamMachine.TestCase
 
 
 def test_threads_that_allocate_and_free_never_show_a_reader_half_a_change() -> None:
