@@ -323,10 +323,8 @@ class Worker:
     def _fail_step(self, chat: Chat, exc: Exception) -> None:
         # The layers may hold different numbers of tokens now, so the caches are made again from the text.
         chat.release()
-        self._fail(
-            chat,
-            f"This answer ended with an error: {type(exc).__name__}: {exc} Try again; other chats are not affected.",
-        )
+        what = f"{type(exc).__name__}: {exc}"
+        self._fail(chat, f"This answer ended with an error ({what}). Try again; other chats are not affected.")
 
     def _fail(self, chat: Chat, message: str) -> None:
         self._leave_queue(chat.chat_id)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
 
 from app.ui.controller import Controller
 from app.ui.empty_state import EmptyState
 from app.ui.icons import icon
 from app.ui.input_box import Footer, InputBox
 from app.ui.message_view import AssistantMessage, UserMessage
-from app.ui.small import button
+from app.ui.small import ScrollArea, button
 from app.ui.state import Chat
 from app.ui.status_line import StatusLine
 from app.ui.theme import theme
@@ -175,15 +175,11 @@ class ChatView(QWidget):
             self._controller.answer_again(self._chat_id)
 
 
-class MessageScroll(QScrollArea):
+class MessageScroll(ScrollArea):
     """The messages' scroll area: stays at the end while it grows, unless one has scrolled up to read."""
 
     def __init__(self, column: QVBoxLayout) -> None:
         super().__init__()
-        self.setWidgetResizable(True)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         inside, middle = QWidget(), QWidget()
         middle.setMaximumWidth(COLUMN)
         middle.setLayout(column)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from app.engine.messages import CacheChoice
 from app.ui import settings
@@ -11,7 +11,7 @@ from app.ui.controller import Controller
 from app.ui.icons import icon
 from app.ui.input_box import InputBox
 from app.ui.lane_view import LaneView
-from app.ui.small import button
+from app.ui.small import ScrollArea, button
 from app.ui.status_line import StatusLine
 from app.ui.theme import theme
 
@@ -40,11 +40,7 @@ class CompareView(QWidget):
         self._row = QHBoxLayout(inside)
         self._row.setContentsMargins(24, 0, 24, 24)
         self._row.setSpacing(12)
-        lanes = QScrollArea()
-        lanes.setWidgetResizable(True)
-        lanes.setFrameShape(QFrame.Shape.NoFrame)
-        lanes.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        lanes.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        lanes = ScrollArea(Qt.Orientation.Horizontal)
         lanes.setWidget(inside)
         tools = QHBoxLayout()
         tools.setContentsMargins(24, 8, 24, 8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.ui.small import button, label
@@ -15,11 +14,7 @@ class Confirm(QDialog):
         super().__init__(parent)
         self.setWindowTitle(yes)
         self.setModal(True)
-        asked = label(question, "strong")
-        follows = label(consequence, "2")
-        for text in (asked, follows):
-            text.setWordWrap(True)
-            text.setTextFormat(Qt.TextFormat.PlainText)  # it may hold words of a chat
+        asked, follows = label(question, "strong", wrap=True), label(consequence, "2", wrap=True)
         cancel, self.yes = button("Cancel", "outline"), button(yes, "danger")
         cancel.setDefault(True)
         self.yes.setAutoDefault(False)

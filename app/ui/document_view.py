@@ -18,6 +18,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 from app.ui.confirm import confirm
 from app.ui.markdown import document_css
 from app.ui.theme import theme
+from app.ui.words import elided
 
 # Anything else in a link is shown but never opened.
 _OPENABLE = ("http", "https", "mailto")
@@ -153,5 +154,7 @@ class DocumentView(QTextBrowser):
         if url.scheme().lower() not in _OPENABLE:
             return
         question = "Open this link in your browser? The model wrote it, and nobody has checked it."
-        if confirm(self.window(), question, url.toDisplayString(), "Open link"):
+        # A long address has nowhere to break but after its slashes; who it belongs to stands first.
+        address = elided(url.toDisplayString(), 300).replace("/", "/\u200b")
+        if confirm(self.window(), question, address, "Open link"):
             QDesktopServices.openUrl(url)

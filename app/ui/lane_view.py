@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.engine.messages import CacheChoice
 from app.ui import words
 from app.ui.comparison import Comparison
 from app.ui.document_view import DocumentView
 from app.ui.method_picker import MethodButton
-from app.ui.small import Dot, IconButton, ThinBar, label, rule, set_tip
+from app.ui.small import Dot, IconButton, ScrollArea, ThinBar, label, rule, set_tip
 from app.ui.state import ENDINGS, N_COLOURS, Lane
 from app.ui.textdiff import describe
 from app.ui.theme import theme
@@ -69,11 +69,7 @@ class LaneView(QFrame):
         body.addWidget(self._text)
         body.addWidget(self._error)
         body.addStretch(1)
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        scroll = ScrollArea()
         scroll.setWidget(inside)
         foot = QVBoxLayout(self._foot)
         foot.setContentsMargins(16, 12, 16, 14)

@@ -6,13 +6,13 @@ from functools import partial
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QEnterEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.engine.messages import ChatMemory
 from app.ui import words
 from app.ui.controller import Controller
 from app.ui.pool_gauge import PoolGauge, Share
-from app.ui.small import Dot, ElidedLabel, IconButton, ThinBar, button, label, rule, set_tip
+from app.ui.small import Dot, ElidedLabel, IconButton, ScrollArea, ThinBar, button, label, rule, set_tip
 from app.ui.state import Chat
 
 WIDTH = 328
@@ -199,11 +199,7 @@ class MemoryPanel(QFrame):
         layout.addSpacing(12)
         layout.addLayout(self._rows_box)
         layout.addStretch(1)
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        scroll = ScrollArea()
         scroll.setWidget(inside)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import (
     QLabel,
     QLayout,
     QPushButton,
+    QScrollArea,
     QSizePolicy,
     QToolButton,
     QWidget,
@@ -235,6 +236,20 @@ class Segments(QFrame):
     @property
     def current(self) -> int:
         return self._group.checkedId()
+
+
+class ScrollArea(QScrollArea):
+    """A frameless area that fits what it shows to its own size one way and scrolls the other."""
+
+    def __init__(self, along: Qt.Orientation = Qt.Orientation.Vertical) -> None:
+        super().__init__()
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        if along == Qt.Orientation.Vertical:
+            self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        else:
+            self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
 
 
 def rule() -> QFrame:

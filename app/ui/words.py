@@ -61,5 +61,9 @@ def answer_note(stats: AnswerStats) -> str:
 def title_from(question: str, limit: int = 60) -> str:
     """A chat's title: the first line of its first question."""
     line = next((part.strip() for part in question.splitlines() if part.strip()), "New chat")
-    line = " ".join(line.split())
-    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+    return elided(" ".join(line.split()), limit)
+
+
+def elided(text: str, limit: int) -> str:
+    """The text, or as much of it as fits into `limit` characters with an ellipsis behind."""
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"

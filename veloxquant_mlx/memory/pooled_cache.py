@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from veloxquant_mlx.core.abstractions import KVCache
@@ -63,12 +64,7 @@ class PooledKVCache(KVCache):
         Raises:
             BlockPoolExhaustedError: The pool has too few K blocks; nothing was appended or taken.
         """
-        taken = self._keys.take(_n_tokens(k))
-        try:
-            self._inner.append_key(k)
-        except BaseException:
-            self._keys.undo(taken)
-            raise
+        _append_one(self._keys, self._inner.append_key, k)
 
     def append_value(self, v: Any) -> None:
         """Take the V blocks that are missing, then append to the wrapped cache.
@@ -79,12 +75,7 @@ class PooledKVCache(KVCache):
         Raises:
             BlockPoolExhaustedError: The pool has too few V blocks; nothing was appended or taken.
         """
-        taken = self._values.take(_n_tokens(v))
-        try:
-            self._inner.append_value(v)
-        except BaseException:
-            self._values.undo(taken)
-            raise
+        _append_one(self._values, self._inner.append_value, v)
 
     def append(self, k: Any, v: Any) -> None:
         """Take the blocks of both, or none, then append to the wrapped cache; shapes as in append_key.
@@ -276,6 +267,15 @@ class _Side:
         # pool.free_all(owner) frees blocks past us; the last block tells, without a look at every one.
         if self.blocks and self.blocks[-1].owner is None:
             self.blocks = [block for block in self.blocks if block.owner is not None]
+
+
+def _append_one(side: _Side, append: Callable[[Any], None], x: Any) -> None:
+    taken = side.take(_n_tokens(x))
+    try:
+        append(x)
+    except BaseException:
+        side.undo(taken)
+        raise
 
 
 def _n_tokens(x: Any) -> int:
