@@ -12,9 +12,9 @@ import pytest
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # before anything imports Qt
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that looked a model up on a hub would pass or fail by the weather
 
-from veloxquant_mlx.core.blas import preload_openblas
+from veloxquant_mlx.core.cpu import prepare_cpu
 
-preload_openblas()
+prepare_cpu()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import threading
 from types import TracebackType
 
 from app.engine.messages import Command, EngineStopped, Event
-from veloxquant_mlx.core.blas import preload_openblas
+from veloxquant_mlx.core.cpu import prepare_cpu
 from veloxquant_mlx.memory.block_pool import PoolConfig
 
 DEFAULT_POOL = PoolConfig(block_size=16, n_blocks=32_768)
@@ -67,7 +67,7 @@ class Engine:
         error = ""
         os.environ["HF_HUB_OFFLINE"] = "1"  # read at import: tokenizers come from the folder, nothing is looked up
         try:
-            preload_openblas()  # before the first import of MLX, which binds to whatever BLAS is there
+            prepare_cpu()  # before the first import of MLX, which binds to whatever BLAS is there
             from app.engine.worker import Worker
 
             Worker(self._pool, self._commands, self._events.put, self._stopping).run()

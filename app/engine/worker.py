@@ -21,7 +21,7 @@ from app.models.errors import Cancelled, FetchError, ModelFileError
 from app.models.loading import LoadedModel, load_model
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
-from veloxquant_mlx.quantizers.rotation import forget_rotations
+from veloxquant_mlx.quantizers.shared import forget_shared
 
 REPORT_EVERY = 0.1  # seconds between memory reports while something changes
 CACHE_LIMIT = 256 << 20  # bytes of freed buffers that MLX may keep for reuse
@@ -74,7 +74,7 @@ class Worker:
             chat.release()
         self._chats.clear()
         self._loaded = None
-        forget_rotations()
+        forget_shared()
         mx.synchronize()
         mx.clear_streams()
 

@@ -11,7 +11,7 @@ from typing import Any
 from app.models.errors import ModelFileError
 from app.models.gguf_header import check_gguf
 from app.models.gguf_tokenizer import write_tokenizer
-from veloxquant_mlx.core.blas import preload_openblas
+from veloxquant_mlx.core.cpu import prepare_cpu
 
 _GROUP_SIZE = 32  # of every quantized GGUF type that is read
 
@@ -62,7 +62,7 @@ def gguf_to_mlx_folder(gguf: Path, folder: Path) -> None:
         OSError: `folder` can't be written.
     """
     check_gguf(gguf)
-    preload_openblas()
+    prepare_cpu()
     import mlx.core as mx
 
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from app.models.errors import Cancelled, ModelFileError
 from app.models.progress import IsCancelled, Progress
-from veloxquant_mlx.core.blas import preload_openblas
+from veloxquant_mlx.core.cpu import prepare_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
 
     config = _config(folder)
     step("Starting MLX", 0.0)
-    blas = preload_openblas()
+    blas = prepare_cpu()
     import mlx.core as mx
     from mlx_lm.models.cache import KVCache, make_prompt_cache
     from mlx_lm.utils import dequantize_model, load_tokenizer

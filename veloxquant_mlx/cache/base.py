@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from veloxquant_mlx.cache.coded_cache import CodedKVCache
 from veloxquant_mlx.cache.config import METHODS, KVCacheConfig
+from veloxquant_mlx.quantizers.affine import Affine
 from veloxquant_mlx.quantizers.base import Codec
+from veloxquant_mlx.quantizers.polar import Polar
+from veloxquant_mlx.quantizers.qjl import QJL
+from veloxquant_mlx.quantizers.shared import shared
+from veloxquant_mlx.quantizers.spectral import Spectral
 from veloxquant_mlx.quantizers.turboquant_mse import TurboQuantMSE
+from veloxquant_mlx.quantizers.turboquant_prod import TurboQuantProd
 
 __all__ = ["METHODS", "KVCacheConfig", "KVCacheFactory"]
 
@@ -17,15 +23,34 @@ class KVCacheFactory:
     def create(config: KVCacheConfig) -> CodedKVCache:
         """An empty cache for `config`, which has already refused what can't be made."""
         assert config.value_head_dim is not None
+        assert config.key_bits is not None
+        assert config.value_bits is not None
         return CodedKVCache(
             config,
-            _codec(config, config.head_dim, config.key_bits),
-            _codec(config, config.value_head_dim, config.value_bits),
+            key_codec(config.method, config.head_dim, config.key_bits, config.seed),
+            value_codec(config.method, config.value_head_dim, config.value_bits, config.seed),
         )
 
 
-def _codec(config: KVCacheConfig, d: int, bits: int | None) -> Codec | None:
-    if config.method == "fp16":
-        return None
-    assert bits is not None
-    return TurboQuantMSE(d, bits, config.seed)
+def key_codec(method: str, d: int, bits: int, seed: int) -> Codec | None:
+    """The codec of keys, shared by all that ask for the same; None where they are kept as they come."""
+    match method:
+        case "turboquant_prod":
+            return shared(TurboQuantProd, d, bits, seed)
+        case "qjl":
+            return shared(QJL, d, bits, seed)
+        case "polar":
+            return shared(Polar, d, bits, seed)
+    return value_codec(method, d, bits, seed)
+
+
+def value_codec(method: str, d: int, bits: int, seed: int) -> Codec | None:
+    """The codec of values: the method's own, or that of turboquant_mse."""
+    match method:
+        case "fp16":
+            return None
+        case "affine":
+            return Affine(d, bits)
+        case "spectral":
+            return Spectral(d, bits)
+    return shared(TurboQuantMSE, d, bits, seed)

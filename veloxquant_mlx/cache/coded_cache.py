@@ -13,25 +13,29 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from veloxquant_mlx.cache.config import KVCacheConfig
-from veloxquant_mlx.cache.token_arrays import TokenArrays, capacity
-from veloxquant_mlx.core.abstractions import KVCache
+from veloxquant_mlx.cache.config import METHODS, KVCacheConfig
+from veloxquant_mlx.cache.softmax import LOG2_E, exp2_weights, wants_base_two
+from veloxquant_mlx.cache.token_arrays import PackedArrays, TokenArrays, capacity
+from veloxquant_mlx.core.abstractions import KVCache, Sealed, Stream
 from veloxquant_mlx.quantizers.base import Codec
-
-EXACT_STEP = 16  # tokens; sink and window are short, so that room is made for them in small steps
-
 
 class _Side:
     """The keys of one cache, or its values: (n_kv_heads, n_tokens, d) in the order they came."""
 
-    def __init__(self, config: KVCacheConfig, codec: Codec | None) -> None:
-        self.codec = codec
+    def __init__(self, config: KVCacheConfig, codec: Codec | None, bits: int | None) -> None:
+        self.codec = self.unfitted = codec
+        self._plain = METHODS[config.method].plain
         self._sink, self._window, self._seal_step = config.sink, config.window, config.seal_step
+        if self._plain:
+            self._sink = self._window = 0
+        self.format = config.method if codec is None else f"{config.method}-{bits}"
         # Sink and window in one array; everything where nothing is coded.
-        self.exact = TokenArrays() if codec is None else TokenArrays(lambda n: -(-n // EXACT_STEP) * EXACT_STEP)
-        self.body = TokenArrays()
+        self.exact: TokenArrays | PackedArrays = TokenArrays() if codec is None else PackedArrays()
+        self.body = PackedArrays()
         self.mean: mx.array | None = None  # (n_kv_heads, 1, d) float32, fixed when the first tokens are sealed
+        self.dtype: mx.Dtype | None = None  # what tokens come in; None before any came
 
     def __len__(self) -> int:
         return self.exact.length + self.body.length
@@ -42,24 +46,35 @@ class _Side:
         return self.exact.length if self.codec is None else min(self._sink, self.exact.length)
 
     def append(self, x: mx.array) -> None:
+        self.dtype = x.dtype
         if self.codec is None:
             self.exact.append((x,))
+            return
+        if self._plain:
+            self._seal(x, x.shape[1])
             return
         n_window = self.exact.length + x.shape[1] - self._sink
         n_seal = max(0, (n_window - self._window - 1) // self._seal_step * self._seal_step)
         if not n_seal:
             self.exact.append((x,))
             return
-        exact = mx.concatenate([*self.exact.view(), x], axis=1) if self.exact.length else x
+        exact = mx.concatenate([*self.exact.arrays, x], axis=1) if self.exact.length else x
         self._seal(exact[:, self._sink :], n_seal)
-        self.exact.replace((mx.concatenate([exact[:, : self._sink], exact[:, self._sink + n_seal :]], axis=1),))
+        rest = mx.concatenate([exact[:, : self._sink], exact[:, self._sink + n_seal :]], axis=1)
+        self.exact = PackedArrays((rest,))
 
     def _seal(self, window: mx.array, n: int) -> None:
         """Code the first n tokens of `window` (n_kv_heads, n_window, d) onto the end of the body."""
         assert self.codec is not None
-        if self.mean is None:
-            self.mean = window.astype(mx.float32).mean(axis=1, keepdims=True)
-        self.body.append(self.codec.encode(window[:, :n].astype(mx.float32) - self.mean))
+        if self._plain:
+            centred = window
+        else:
+            if self.mean is None:
+                self.mean = window.astype(mx.float32).mean(axis=1, keepdims=True)
+            centred = window.astype(mx.float32) - self.mean
+        if not self.body.length:
+            self.codec = self.codec.fitted(centred)
+        self.body.append(self.codec.encode(centred[:, :n]))
 
     def trim(self, n: int) -> None:
         """Forget the last n tokens: from the window, then the body, then the sink."""
@@ -70,37 +85,55 @@ class _Side:
         if n > from_window + from_body:
             self.exact.truncate(self.exact.length - (n - from_window - from_body))
         if not self.body.length:
-            self.mean = None  # the next first seal fixes a new one, as in a cache that never held these tokens
+            # The next first seal measures anew, as in a cache that never held these tokens.
+            self.mean, self.codec = None, self.unfitted
+
+    def centred(self) -> mx.array:
+        """The exact tokens without the mean, float32, (n_kv_heads, n_exact, d)."""
+        (exact,) = self.exact.arrays
+        return exact.astype(mx.float32) if self.mean is None else exact - self.mean
 
     def decoded(self) -> mx.array:
         """Every token in order, (n_kv_heads, n_tokens, d), in the type they came in."""
-        (exact,) = self.exact.view()
         if not self.body.length:
+            (exact,) = self.exact.view()
             return exact
         assert self.codec is not None
-        assert self.mean is not None
-        body = self.codec.decode(self.body.view()) + self.mean
+        assert self.dtype is not None
+        body = self.codec.decode(self.body.arrays)
+        if self.mean is not None:
+            body = body + self.mean
+        body = body.astype(self.dtype)
+        if not self.exact.length:
+            return body
+        (exact,) = self.exact.view()
         n = self.n_sink
-        return mx.concatenate([exact[:, :n], body.astype(exact.dtype), exact[:, n:]], axis=1)
+        return mx.concatenate([exact[:, :n], body, exact[:, n:]], axis=1)
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of one coordinate in the type the tokens come in; 0 before any came."""
-        return self.exact.arrays[0].itemsize if self.exact.arrays else 0
+    def constants(self) -> list[mx.array]:
+        """What it holds besides tokens: the mean, and what the codec learned."""
+        own = [] if self.codec is None else list(self.codec.own_arrays)
+        return own if self.mean is None else [self.mean, *own]
 
     @property
     def nbytes(self) -> int:
-        return self.exact.nbytes + self.body.nbytes + (0 if self.mean is None else self.mean.nbytes)
+        return self.exact.nbytes + self.body.nbytes + sum(array.nbytes for array in self.constants)
+
+    @property
+    def spare_bytes(self) -> int:
+        return self.exact.spare_bytes if isinstance(self.exact, TokenArrays) else 0
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [*self.exact.arrays, *self.body.arrays, *([] if self.mean is None else [self.mean])]
+        return [*self.exact.arrays, *self.body.arrays, *self.constants]
 
 
 class CodedKVCache(KVCache):
     """Keys and values of one layer under one method.
 
-    The rotation a codec uses is shared by all caches, like a weight, and is not part of `memory_bytes`.
+    Rotations and tables that don't depend on data are shared by all caches, like weights, and not part of
+    `memory_bytes`. Means, and the bases that `spectral` measures, are.
 
     Args:
         config: Shapes, sink, window and seal_step.
@@ -109,8 +142,8 @@ class CodedKVCache(KVCache):
 
     def __init__(self, config: KVCacheConfig, key_codec: Codec | None, value_codec: Codec | None) -> None:
         self.config = config
-        self._keys = _Side(config, key_codec)
-        self._values = _Side(config, value_codec)
+        self._keys = _Side(config, key_codec, config.key_bits)
+        self._values = _Side(config, value_codec, config.value_bits)
 
     # ------------------------------------------------------------------ writing
     def append_key(self, k: Any) -> None:
@@ -128,7 +161,8 @@ class CodedKVCache(KVCache):
         assert self.config.value_head_dim is not None
         v = _tokens(v, self.config.n_kv_heads, self.config.value_head_dim, "value")
         q, shape = self._queries(q)  # before anything is appended, since it may be refused
-        if k.shape[1] == 1:  # the newest token is in the window in any case
+        # A single new token is in the window in any case; a plain method codes everything before it is used.
+        if k.shape[1] == 1 or METHODS[self.config.method].plain:
             self._keys.append(k)
             self._values.append(v)
             return self.attend(q, scale).reshape(shape)
@@ -151,8 +185,8 @@ class CodedKVCache(KVCache):
 
     def reset(self) -> None:
         """Forget every token and give their memory back."""
-        self._keys = _Side(self.config, self._keys.codec)
-        self._values = _Side(self.config, self._values.codec)
+        self._keys = _Side(self.config, self._keys.unfitted, self.config.key_bits)
+        self._values = _Side(self.config, self._values.unfitted, self.config.value_bits)
 
     # ------------------------------------------------------------------ reading
     def attend(self, q: Any, scale: float | None = None) -> mx.array:
@@ -193,24 +227,28 @@ class CodedKVCache(KVCache):
         keys, values = self._keys, self._values
         assert keys.codec is not None
         assert values.codec is not None
-        assert keys.mean is not None
-        assert values.mean is not None
         n_q_heads, _, d = q.shape
-        if scale is None:
-            scale = d**-0.5
+        heads, n_exact = self.config.n_kv_heads, keys.exact.length
+        base_two = wants_base_two(n_q_heads * len(self))
+        scale = (d**-0.5 if scale is None else scale) * (LOG2_E if base_two else 1.0)
         # Queries that share a key/value head become its rows: (n_kv_heads, n_q_heads / n_kv_heads, d)
-        rows = q.reshape(self.config.n_kv_heads, -1, d).astype(mx.float32) * scale
-        (exact_keys,), (exact_values,) = keys.exact.view(), values.exact.view()
-        n_exact = exact_keys.shape[1]
-        # The body's keys were coded without their mean: its product with the query is the same for all of them.
-        body = keys.codec.scores(rows, keys.body.view()) + rows @ keys.mean.swapaxes(-1, -2)
-        exact = rows @ exact_keys.astype(mx.float32).swapaxes(-1, -2)
-        # Softmax has no order, so sink and window stay side by side: (n_kv_heads, rows, n_exact + n_body)
-        weights = mx.softmax(mx.concatenate([exact, body], axis=-1), axis=-1)
-        exact, body = weights[..., :n_exact], weights[..., n_exact:]
-        out = exact @ exact_values.astype(mx.float32)
-        out = out + values.codec.combine(body, values.body.view())
-        out = out + body.sum(axis=-1, keepdims=True) * values.mean
+        rows = q.reshape(heads, -1, d).astype(mx.float32) * scale
+        scores = keys.codec.scores(rows, keys.body.arrays)  # (n_kv_heads, rows, n_body)
+        if n_exact:
+            # The body's keys were coded without their mean, which would add the same to all their scores and so change
+            # no weight; it is taken out of the others too. Softmax has no order: sink and window stay side by side.
+            exact = rows @ keys.centred().swapaxes(-1, -2)
+            scores = mx.concatenate([exact, scores], axis=-1)  # (n_kv_heads, rows, n_exact + n_body)
+        weights, total = exp2_weights(scores) if base_two else (mx.softmax(scores, axis=-1), None)
+        if n_exact:
+            exact, weights = mx.split(weights, [n_exact], axis=-1)
+        out = values.codec.combine(weights, values.body.arrays)
+        if n_exact:
+            out = mx.addmm(out, exact, values.centred())
+        if total is not None:
+            out = out / total
+        if values.mean is not None:
+            out = out + values.mean
         return out.reshape(n_q_heads, 1, -1).astype(q.dtype)
 
     def decoded(self) -> tuple[mx.array, mx.array]:
@@ -221,13 +259,29 @@ class CodedKVCache(KVCache):
         """Nbytes of every array held for tokens, spare capacity included."""
         return self._keys.nbytes + self._values.nbytes
 
+    def sealed(self, stream: Stream) -> Sealed | None:
+        """Which keys ("k") or values ("v") are packed codes. None under `fp16`, where none ever are."""
+        side = self._keys if stream == "k" else self._values
+        if side.codec is None:
+            return None
+        per_token = self.config.n_kv_heads * side.codec.bytes_per_token
+        return Sealed(side.format, side.n_sink, side.body.length, per_token)
+
+    def spare_bytes(self) -> int:
+        """Of memory_bytes, room that no token is in yet."""
+        return self._keys.spare_bytes + self._values.spare_bytes
+
+    def constant_bytes(self) -> int:
+        """Of memory_bytes, what does not grow with tokens: means, and what the codecs learned."""
+        return sum(array.nbytes for array in self._keys.constants + self._values.constants)
+
     def uncompressed_bytes(self) -> int:
         """What the method fp16 would hold for as many tokens of the same type, spare capacity included.
 
         `fp16` keeps arrays in the type they come in, which is float32 where a model is computed in float32.
         """
         per_token = self.config.n_kv_heads * (self.config.head_dim + (self.config.value_head_dim or 0))
-        return capacity(len(self)) * per_token * self._keys.itemsize
+        return capacity(len(self)) * per_token * (self._keys.dtype.size if self._keys.dtype is not None else 0)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -242,6 +296,10 @@ def _tokens(x: Any, n_kv_heads: int, d: int, what: str) -> mx.array:
     """Keys or values as (n_kv_heads, n_tokens, d); a single vector becomes one head's one token."""
     tokens = _array(x)
     if tokens.ndim == 1:
+        # One vector is a caller's own. Whole chunks come from a model, and looking at their numbers would make MLX
+        # compute them now.
+        if not _all_finite(x if isinstance(x, np.ndarray) else tokens):
+            raise ValueError(f"This {what} has NaN or infinite numbers in it; nothing was stored.")
         tokens = tokens[None, None]
     if tokens.ndim != 3 or tokens.shape[0] != n_kv_heads or tokens.shape[2] != d or not tokens.shape[1]:
         raise ValueError(
@@ -249,6 +307,12 @@ def _tokens(x: Any, n_kv_heads: int, d: int, what: str) -> mx.array:
             f"this one is {tokens.shape}."
         )
     return tokens
+
+
+def _all_finite(x: Any) -> bool:
+    if isinstance(x, mx.array) and x.dtype == mx.bfloat16:  # NumPy has no such type
+        x = x.astype(mx.float32)
+    return bool(np.isfinite(np.asarray(x)).all())
 
 
 def _array(x: Any) -> mx.array:

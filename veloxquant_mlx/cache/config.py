@@ -6,6 +6,8 @@ from dataclasses import InitVar, dataclass
 
 from veloxquant_mlx.core.exceptions import QuantizerConfigError
 
+ANY_BITS = (1, 2, 3, 4, 5, 6, 7, 8)
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -14,20 +16,56 @@ class Method:
     Attributes:
         title: A short name for people.
         summary: One sentence on what it does to keys and values.
-        bits: The bits per coordinate it can use; empty where it stores arrays as they come.
+        bits: The bits per key coordinate it can use; empty where it stores arrays as they come.
+        value_bits: The same for values.
+        plain: Everything is coded at once and as it is: no sink, no window, no centring.
     """
 
     title: str
     summary: str
     bits: tuple[int, ...]
+    value_bits: tuple[int, ...]
+    plain: bool = False
 
 
 METHODS: dict[str, Method] = {
-    "fp16": Method("fp16", "Keys and values as the model makes them, uncompressed.", ()),
+    "fp16": Method("fp16", "Keys and values as the model makes them, uncompressed.", (), ()),
     "turboquant_mse": Method(
         "TurboQuant",
         "A random rotation, then one small integer per coordinate; the first and the latest tokens stay exact.",
-        (1, 2, 3, 4, 5, 6, 7, 8),
+        ANY_BITS,
+        ANY_BITS,
+    ),
+    "turboquant_prod": Method(
+        "TurboQuant prod",
+        "As TurboQuant with one bit less, and one bit for the rest of each key, so that scores are right on average.",
+        ANY_BITS[1:],
+        ANY_BITS,
+    ),
+    "spectral": Method(
+        "Spectral",
+        "Measures the directions that a chat's own keys and values lie in, and gives the strong ones more bits.",
+        ANY_BITS,
+        ANY_BITS,
+    ),
+    "polar": Method(
+        "Polar",
+        "A random rotation, then angles instead of coordinates for keys; values as in TurboQuant.",
+        ANY_BITS[1:],
+        ANY_BITS,
+    ),
+    "qjl": Method(
+        "QJL",
+        "Only the signs of random projections of each key, and its length; values as in TurboQuant.",
+        ANY_BITS,
+        ANY_BITS,
+    ),
+    "affine": Method(
+        "MLX affine",
+        "What mlx-lm's quantized cache does: every token coded in groups of 64, none kept exact.",
+        (2, 3, 4, 5, 6, 8),
+        (2, 3, 4, 5, 6, 8),
+        plain=True,
     ),
 }
 
@@ -48,6 +86,8 @@ class KVCacheConfig:
         seal_step: Tokens coded at once when they leave the window.
         seed: Fixes the random rotation.
         bit_width_inlier: Another name for key_bits (the public library's).
+
+    `affine` has no use for sink, window and seal_step, and `fp16` for bits either.
 
     Raises:
         QuantizerConfigError: (a ValueError) naming what is allowed.
@@ -83,8 +123,8 @@ class KVCacheConfig:
             object.__setattr__(self, "value_bits", self.key_bits)
         if self.value_head_dim is None:
             object.__setattr__(self, "value_head_dim", self.head_dim)
-        allowed = METHODS[self.method].bits
-        for name in ("key_bits", "value_bits"):
+        method = METHODS[self.method]
+        for name, allowed in (("key_bits", method.bits), ("value_bits", method.value_bits)):
             bits = getattr(self, name)
             if allowed and (type(bits) is not int or bits not in allowed):
                 raise QuantizerConfigError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mlx.core as mx
 
 
@@ -19,12 +17,10 @@ def capacity(n_tokens: int) -> int:
 class TokenArrays:
     """A tuple of arrays whose axis 1 counts tokens.
 
-    Args:
-        capacity: From a number of tokens to the number to have room for.
+    Room for more tokens is made in the steps of `capacity`.
     """
 
-    def __init__(self, capacity: Callable[[int], int] = capacity) -> None:
-        self._capacity = capacity
+    def __init__(self) -> None:
         self.length = 0
         self._arrays: tuple[mx.array, ...] = ()
 
@@ -38,10 +34,10 @@ class TokenArrays:
         self.length = end
 
     def _grow(self, needed: int, like: tuple[mx.array, ...]) -> None:
-        capacity = self._capacity(needed)
+        room = capacity(needed)
         grown = []
         for i, more in enumerate(like):
-            shape = (more.shape[0], capacity, *more.shape[2:])
+            shape = (more.shape[0], room, *more.shape[2:])
             bigger = mx.zeros(shape, more.dtype)
             if self.length:
                 bigger[:, : self.length] = self._arrays[i][:, : self.length]
@@ -65,7 +61,7 @@ class TokenArrays:
         if length >= self.length:
             return
         self.length = length
-        if self._capacity(length) < self._arrays[0].shape[1]:
+        if capacity(length) < self._arrays[0].shape[1]:
             self.replace(self.view())
 
     @property
@@ -74,6 +70,49 @@ class TokenArrays:
         return sum(array.nbytes for array in self._arrays)
 
     @property
+    def spare_bytes(self) -> int:
+        """Of nbytes, room that no token is in yet."""
+        if not self._arrays:
+            return 0
+        room = self._arrays[0].shape[1]
+        return self.nbytes * (room - self.length) // max(room, 1)
+
+    @property
     def arrays(self) -> tuple[mx.array, ...]:
         """The whole arrays, spare capacity included, to be evaluated."""
         return self._arrays
+
+
+class PackedArrays:
+    """A tuple of arrays whose axis 1 counts tokens, without room to spare.
+
+    Appending copies everything, which pays when many tokens come at once and all are read at every step: kernels run
+    over arrays in one piece twice as fast as over the first part of larger ones, one part per head.
+    """
+
+    def __init__(self, arrays: tuple[mx.array, ...] = ()) -> None:
+        self.arrays = arrays
+
+    def view(self) -> tuple[mx.array, ...]:
+        """The arrays; nothing before the first append."""
+        return self.arrays
+
+    @property
+    def length(self) -> int:
+        return self.arrays[0].shape[1] if self.arrays else 0
+
+    def append(self, new: tuple[mx.array, ...]) -> None:
+        """Write `new` behind the last token."""
+        if self.arrays:
+            new = tuple(mx.concatenate(pair, axis=1) for pair in zip(self.arrays, new, strict=True))
+        self.arrays = new
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens from `length` on."""
+        if length < self.length:
+            # Copied, as a part of an array would hold on to the memory of the whole.
+            self.arrays = tuple(mx.contiguous(array[:, :length]) for array in self.arrays) if length else ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)

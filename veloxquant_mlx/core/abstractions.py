@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+Stream = Literal["k", "v"]
+
+
+class Sealed(NamedTuple):
+    """Which tokens of one stream (keys or values) are stored compressed, and how.
+
+    Attributes:
+        format: A name for how.
+        first: The first of them.
+        n_tokens: How many follow each other.
+        bytes_per_token: What one of them takes, all heads.
+    """
+
+    format: str
+    first: int
+    n_tokens: int
+    bytes_per_token: int
 
 
 class KVCache(ABC):
@@ -45,6 +63,10 @@ class KVCache(ABC):
     @abstractmethod
     def memory_bytes(self) -> int:
         """Bytes of every array this cache holds, unused capacity included."""
+
+    def sealed(self, stream: Stream) -> Sealed | None:
+        """Which tokens of a stream are stored compressed; None where this kind of cache can't say."""
+        return None
 
     def reset(self) -> None:
         """Forget all tokens; configuration and codecs stay.

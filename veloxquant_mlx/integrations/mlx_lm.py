@@ -149,8 +149,8 @@ class LayerCache:
     def attend(self, queries: mx.array, scale: float) -> mx.array:
         """Append what is pending and attend, (1, n_q_heads, n_tokens, d)."""
         k, v = self._take()
-        out: mx.array = self._made(k, v).extend_and_attend(k, v, queries[0], scale)
-        return out[None]
+        out: mx.array = self._made(k, v).extend_and_attend(k, v, mx.squeeze(queries, 0), scale)
+        return mx.expand_dims(out, 0)
 
     def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> Any:
         return create_attention_mask(n, offset=self.offset, window_size=window_size, return_array=return_array)
@@ -199,7 +199,7 @@ class LayerCache:
     def _take(self) -> tuple[mx.array, mx.array]:
         assert self._new is not None
         (keys, values), self._new = self._new, None
-        return keys[0], values[0]
+        return mx.squeeze(keys, 0), mx.squeeze(values, 0)
 
     def _made(self, k: mx.array, v: mx.array) -> PooledKVCache:
         if self.pooled is None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veloxquant_mlx.quantizers import bit_planes
+from veloxquant_mlx.quantizers.bit_planes import MANY, BitPlanes
 
 
 @settings(deadline=None, max_examples=60)
@@ -16,31 +16,38 @@ from veloxquant_mlx.quantizers import bit_planes
     bits=st.integers(1, 8),
     n_heads=st.integers(1, 3),
     n_tokens=st.integers(1, 9),
-    words=st.integers(1, 4),
+    eights=st.integers(1, 17),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_codes_of_any_width_come_back(bits: int, n_heads: int, n_tokens: int, words: int, seed: int) -> None:
-    codes = np.random.default_rng(seed).integers(0, 2**bits, (n_heads, n_tokens, 32 * words))
-    planes = bit_planes.pack(mx.array(codes), bits)
-    assert sum(plane.nbytes for plane in planes) * 8 == codes.size * bits
-    assert np.array_equal(np.array(bit_planes.unpack(planes, bits)), codes)
+def test_codes_of_any_width_come_back(bits: int, n_heads: int, n_tokens: int, eights: int, seed: int) -> None:
+    codes = np.random.default_rng(seed).integers(0, 2**bits, (n_heads, n_tokens, 8 * eights))
+    planes = BitPlanes(bits, 8 * eights)
+    packed = planes.pack(mx.array(codes))
+    assert sum(plane.nbytes for plane in packed) == n_heads * n_tokens * planes.bytes_per_vector
+    assert planes.bytes_per_vector * 8 == bits * 8 * eights
+    assert np.array_equal(np.array(planes.codes(packed)), codes)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("d", [32, 64, 96, 128, 256])
-def test_products_by_planes_and_by_quantized_matmul_agree_with_float64(bits: int, d: int) -> None:
+@pytest.mark.parametrize("n_tokens", [37, MANY + 1])
+def test_products_by_planes_and_by_quantized_matmul_agree_with_float64(bits: int, d: int, n_tokens: int) -> None:
     rng = np.random.default_rng(bits * 1000 + d)
-    codes = rng.integers(0, 2**bits, (2, 37, d))
-    scales = rng.uniform(0.1, 1.0, (2, 37)).astype(np.float32)
-    q, weights = rng.standard_normal((2, 3, d)), rng.uniform(0, 1, (2, 3, 37))
-    planes = bit_planes.pack(mx.array(codes), bits)
+    codes = rng.integers(0, 2**bits, (2, n_tokens, d))
+    scales = rng.uniform(0.1, 1.0, (2, n_tokens)).astype(np.float32)
+    q = rng.standard_normal((2, 3, d)).astype(np.float32)
+    weights = rng.uniform(0, 2 / n_tokens, (2, 3, n_tokens)).astype(np.float32)
+    planes = BitPlanes(bits, d)
+    packed = planes.pack(mx.array(codes))
     values = (codes - (2**bits - 1) / 2) * scales[..., None].astype(np.float64)
-    for x, exact, transpose in ((q, q @ values.swapaxes(1, 2), True), (weights, weights @ values, False)):
-        got = bit_planes.quantized_dot(
-            mx.array(x.astype(np.float32)), planes, mx.array(scales), bits, transpose=transpose
-        )
-        np.testing.assert_allclose(np.array(got), exact, rtol=1e-4, atol=2e-4 * 2**bits)
-    dots = bit_planes.codes_dot(mx.array(q.astype(np.float32)), planes, bits)
-    np.testing.assert_allclose(np.array(dots), q @ codes.swapaxes(1, 2), rtol=1e-4, atol=2e-4 * 2**bits)
-    sums = bit_planes.weights_dot(mx.array(weights.astype(np.float32)), planes, bits)
-    np.testing.assert_allclose(np.array(sums), weights @ codes, rtol=1e-4, atol=1e-4)
+    near = {"rtol": 1e-4, "atol": 2e-4 * 2**bits}
+    dots = planes.quantized_dots(mx.array(q), packed, mx.array(scales))
+    np.testing.assert_allclose(np.array(dots), q @ values.swapaxes(1, 2), **near)
+    sums = planes.quantized_sums(mx.array(weights), packed, mx.array(scales))
+    np.testing.assert_allclose(np.array(sums), weights @ values, **near)
+    halved = planes.halved(n_tokens)
+    dots = planes.dots(planes.fold(mx.array(q), halved=halved), packed)
+    np.testing.assert_allclose(np.array(dots), q @ codes.swapaxes(1, 2), **near)
+    identity = planes.fold(mx.eye(d), halved=halved)  # (d, n_codes)
+    sums = planes.sums(mx.array(weights), packed) @ identity.T
+    np.testing.assert_allclose(np.array(sums), weights @ codes, **near)

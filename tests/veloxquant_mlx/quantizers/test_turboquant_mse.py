@@ -74,7 +74,7 @@ def test_bytes_are_what_the_arrays_hold(d: int, bits: int) -> None:
 def test_scores_and_sums_on_packed_codes_equal_those_of_decoded_vectors(bits: int, on_cpu: bool) -> None:
     rng = np.random.default_rng(bits)
     codec = TurboQuantMSE(80, bits, seed=1)
-    codec._on_cpu = on_cpu
+    codec.linear.by_blas = on_cpu
     coded = codec.encode(mx.array(rng.standard_normal((2, 50, 80)).astype(np.float32) * 3))
     kept = np.array(codec.decode(coded)).astype(np.float64)
     q, weights = rng.standard_normal((2, 3, 80)), rng.uniform(0, 1, (2, 3, 50))
