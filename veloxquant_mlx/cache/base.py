@@ -52,5 +52,5 @@ def value_codec(method: str, d: int, bits: int, seed: int) -> Codec | None:
         case "affine":
             return Affine(d, bits)
         case "spectral":
-            return Spectral(d, bits)
+            return Spectral(d, bits, seed)
     return shared(TurboQuantMSE, d, bits, seed)

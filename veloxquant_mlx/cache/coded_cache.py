@@ -21,12 +21,16 @@ from veloxquant_mlx.cache.token_arrays import PackedArrays, TokenArrays, capacit
 from veloxquant_mlx.core.abstractions import KVCache, Sealed, Stream
 from veloxquant_mlx.quantizers.base import Codec
 
+AT_ONCE = 16  # single vectors that are put together before they are stored, since every array operation has a price
+
+
 class _Side:
     """The keys of one cache, or its values: (n_kv_heads, n_tokens, d) in the order they came."""
 
     def __init__(self, config: KVCacheConfig, codec: Codec | None, bits: int | None) -> None:
         self.codec = self.unfitted = codec
         self._plain = METHODS[config.method].plain
+        self._n_heads = config.n_kv_heads
         self._sink, self._window, self._seal_step = config.sink, config.window, config.seal_step
         if self._plain:
             self._sink = self._window = 0
@@ -36,9 +40,26 @@ class _Side:
         self.body = PackedArrays()
         self.mean: mx.array | None = None  # (n_kv_heads, 1, d) float32, fixed when the first tokens are sealed
         self.dtype: mx.Dtype | None = None  # what tokens come in; None before any came
+        self.sealed: Sealed | None = None  # always of what the body holds; None as long as it never held anything
+        self._pending: list[mx.array] = []  # single vectors, (d,) each, that `settle` will store
 
     def __len__(self) -> int:
-        return self.exact.length + self.body.length
+        return self.exact.length + self.body.length + len(self._pending)
+
+    def push(self, vector: mx.array) -> None:
+        """Append one head's one token, (d,). What reads the other attributes calls `settle` first."""
+        if self._pending and vector.dtype != self._pending[0].dtype:
+            self.settle()
+        self.dtype = vector.dtype
+        self._pending.append(vector)
+        if len(self._pending) == AT_ONCE:
+            self.settle()
+
+    def settle(self) -> None:
+        """Store the vectors that were pushed."""
+        if self._pending:
+            vectors, self._pending = self._pending, []
+            self._store(mx.expand_dims(mx.stack(vectors), 0))
 
     @property
     def n_sink(self) -> int:
@@ -46,6 +67,10 @@ class _Side:
         return self.exact.length if self.codec is None else min(self._sink, self.exact.length)
 
     def append(self, x: mx.array) -> None:
+        self.settle()
+        self._store(x)
+
+    def _store(self, x: mx.array) -> None:
         self.dtype = x.dtype
         if self.codec is None:
             self.exact.append((x,))
@@ -75,9 +100,16 @@ class _Side:
         if not self.body.length:
             self.codec = self.codec.fitted(centred)
         self.body.append(self.codec.encode(centred[:, :n]))
+        self._note_sealed()
+
+    def _note_sealed(self) -> None:
+        assert self.codec is not None
+        per_token = self._n_heads * self.codec.bytes_per_token
+        self.sealed = Sealed(self.format, self._sink, self.body.length, per_token)
 
     def trim(self, n: int) -> None:
         """Forget the last n tokens: from the window, then the body, then the sink."""
+        self.settle()
         from_window = min(n, self.exact.length - self.n_sink)
         from_body = min(n - from_window, self.body.length)
         self.exact.truncate(self.exact.length - from_window)
@@ -87,6 +119,8 @@ class _Side:
         if not self.body.length:
             # The next first seal measures anew, as in a cache that never held these tokens.
             self.mean, self.codec = None, self.unfitted
+        if from_body:
+            self._note_sealed()
 
     def centred(self) -> mx.array:
         """The exact tokens without the mean, float32, (n_kv_heads, n_exact, d)."""
@@ -118,7 +152,8 @@ class _Side:
 
     @property
     def nbytes(self) -> int:
-        return self.exact.nbytes + self.body.nbytes + sum(array.nbytes for array in self.constants)
+        held = [*self._pending, *self.constants]
+        return self.exact.nbytes + self.body.nbytes + sum(array.nbytes for array in held)
 
     @property
     def spare_bytes(self) -> int:
@@ -148,12 +183,18 @@ class CodedKVCache(KVCache):
     # ------------------------------------------------------------------ writing
     def append_key(self, k: Any) -> None:
         """Append keys, (d,) or (n_kv_heads, n_tokens, d)."""
-        self._keys.append(_tokens(k, self.config.n_kv_heads, self.config.head_dim, "key"))
+        self._append(self._keys, k, self.config.head_dim, "key")
 
     def append_value(self, v: Any) -> None:
         """Append values, (d_v,) or (n_kv_heads, n_tokens, d_v)."""
         assert self.config.value_head_dim is not None
-        self._values.append(_tokens(v, self.config.n_kv_heads, self.config.value_head_dim, "value"))
+        self._append(self._values, v, self.config.value_head_dim, "value")
+
+    def _append(self, side: _Side, x: Any, d: int, what: str) -> None:
+        if self.config.n_kv_heads == 1 and getattr(x, "shape", None) == (d,):
+            side.push(_finite(x, what))
+        else:
+            side.append(_tokens(x, self.config.n_kv_heads, d, what))
 
     def extend_and_attend(self, k: Any, v: Any, q: Any, scale: float | None = None) -> mx.array:
         """Append k and v and attend with q; the new tokens see each other exactly and are sealed afterwards."""
@@ -167,6 +208,7 @@ class CodedKVCache(KVCache):
             self._values.append(v)
             return self.attend(q, scale).reshape(shape)
         keys, values = k, v
+        self._settle()
         if len(self):
             keys = mx.concatenate([self._keys.decoded(), k], axis=1)
             values = mx.concatenate([self._values.decoded(), v], axis=1)
@@ -198,6 +240,7 @@ class CodedKVCache(KVCache):
             scale: Of the scores; 1 / sqrt(d) by default.
         """
         q, shape = self._queries(q)
+        self._settle()
         if not len(self._keys):
             raise ValueError("This cache is empty, so there is nothing to attend to; append keys and values first.")
         if len(self._keys) != len(self._values):
@@ -207,6 +250,10 @@ class CodedKVCache(KVCache):
         if q.shape[1] == 1 and self._keys.body.length:
             return self._attend_coded(q, scale).reshape(shape)
         return _fused_attention(q, self._keys.decoded(), self._values.decoded(), scale).reshape(shape)
+
+    def _settle(self) -> None:
+        self._keys.settle()
+        self._values.settle()
 
     def _queries(self, q: Any) -> tuple[mx.array, tuple[int, ...]]:
         """Queries as (n_q_heads, n_tokens, d), and the shape of the output, whose last axis is the values'."""
@@ -253,6 +300,7 @@ class CodedKVCache(KVCache):
 
     def decoded(self) -> tuple[mx.array, mx.array]:
         """All keys and values in order, unpacked: (n_kv_heads, n_tokens, d) each."""
+        self._settle()
         return self._keys.decoded(), self._values.decoded()
 
     def memory_bytes(self) -> int:
@@ -260,12 +308,8 @@ class CodedKVCache(KVCache):
         return self._keys.nbytes + self._values.nbytes
 
     def sealed(self, stream: Stream) -> Sealed | None:
-        """Which keys ("k") or values ("v") are packed codes. None under `fp16`, where none ever are."""
-        side = self._keys if stream == "k" else self._values
-        if side.codec is None:
-            return None
-        per_token = self.config.n_kv_heads * side.codec.bytes_per_token
-        return Sealed(side.format, side.n_sink, side.body.length, per_token)
+        """Which keys ("k") or values ("v") are packed codes; None before any were. The same object until it changes."""
+        return (self._keys if stream == "k" else self._values).sealed
 
     def spare_bytes(self) -> int:
         """Of memory_bytes, room that no token is in yet."""
@@ -286,6 +330,7 @@ class CodedKVCache(KVCache):
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays held, to be evaluated together."""
+        self._settle()
         return self._keys.arrays + self._values.arrays
 
     def __len__(self) -> int:
@@ -296,11 +341,7 @@ def _tokens(x: Any, n_kv_heads: int, d: int, what: str) -> mx.array:
     """Keys or values as (n_kv_heads, n_tokens, d); a single vector becomes one head's one token."""
     tokens = _array(x)
     if tokens.ndim == 1:
-        # One vector is a caller's own. Whole chunks come from a model, and looking at their numbers would make MLX
-        # compute them now.
-        if not _all_finite(x if isinstance(x, np.ndarray) else tokens):
-            raise ValueError(f"This {what} has NaN or infinite numbers in it; nothing was stored.")
-        tokens = tokens[None, None]
+        tokens = _finite(tokens, what)[None, None]
     if tokens.ndim != 3 or tokens.shape[0] != n_kv_heads or tokens.shape[2] != d or not tokens.shape[1]:
         raise ValueError(
             f"A {what} of this cache is ({n_kv_heads}, n_tokens, {d}), or ({d},) for one head's one token; "
@@ -309,10 +350,17 @@ def _tokens(x: Any, n_kv_heads: int, d: int, what: str) -> mx.array:
     return tokens
 
 
-def _all_finite(x: Any) -> bool:
-    if isinstance(x, mx.array) and x.dtype == mx.bfloat16:  # NumPy has no such type
-        x = x.astype(mx.float32)
-    return bool(np.isfinite(np.asarray(x)).all())
+def _finite(x: Any, what: str) -> mx.array:
+    """A single vector as an array, which must have no NaN or infinity in it.
+
+    Single vectors are a caller's own. Whole chunks come from a model, and looking at their numbers would make MLX
+    compute them now.
+    """
+    vector = _array(x)
+    numbers = vector.astype(mx.float32) if vector.dtype == mx.bfloat16 else vector  # NumPy has no bfloat16
+    if not np.isfinite(np.asarray(numbers)).all():
+        raise ValueError(f"This {what} has NaN or infinite numbers in it; nothing was stored.")
+    return vector
 
 
 def _array(x: Any) -> mx.array:

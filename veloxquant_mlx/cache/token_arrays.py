@@ -104,7 +104,7 @@ class PackedArrays:
     def append(self, new: tuple[mx.array, ...]) -> None:
         """Write `new` behind the last token."""
         if self.arrays:
-            new = tuple(mx.concatenate(pair, axis=1) for pair in zip(self.arrays, new, strict=True))
+            new = tuple(mx.concatenate([mine, more], axis=1) for mine, more in zip(self.arrays, new, strict=True))
         self.arrays = new
 
     def truncate(self, length: int) -> None:

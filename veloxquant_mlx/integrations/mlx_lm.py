@@ -126,8 +126,11 @@ class LayerCache:
         if self.followers:
             # All layers take these tokens in one forward pass. Were the pool to end half-way, the first layers would
             # hold tokens that the others lack, and using them on would give wrong answers.
-            needed = [layer.blocks_needed(keys.shape[2]) for layer in (self, *self.followers)]
-            self._pool.require(sum(k for k, _ in needed), sum(v for _, v in needed))
+            n, size = keys.shape[2], self._pool.config.block_size
+            needed = [layer.blocks_needed(n) for layer in (self, *self.followers)]
+            n_k, n_v = sum(k for k, _ in needed), sum(v for _, v in needed)
+            # The layers of one model have keys and values of one size, or else of about one size.
+            self._pool.require(n_k, n_v, (n_k * keys.nbytes + n_v * values.nbytes) // n * size)
         self._new = (keys, values)
         return (keys, values) if self._dispatched else self.fetch()
 
@@ -205,7 +208,7 @@ class LayerCache:
         if self.pooled is None:
             config = replace(self._config, n_kv_heads=k.shape[0], head_dim=k.shape[2], value_head_dim=v.shape[2])
             self.inner = KVCacheFactory.create(config)
-            self.pooled = PooledKVCache(self.inner, self._pool, self._owner, _format(config))
+            self.pooled = PooledKVCache(self.inner, self._pool, self._owner)
         return self.pooled
 
 
@@ -231,9 +234,3 @@ def _caches(model: Any, config: KVCacheConfig, pool: BlockPoolAllocator, owner: 
 def pooled_layers(caches: Sequence[Any]) -> list[LayerCache]:
     """The caches of `caches` that take blocks from the pool."""
     return [cache for cache in caches if isinstance(cache, LayerCache)]
-
-
-def _format(config: KVCacheConfig) -> str:
-    if config.method == "fp16":
-        return "fp16"
-    return f"{config.method}-k{config.key_bits}v{config.value_bits}"

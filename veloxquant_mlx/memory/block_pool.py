@@ -44,6 +44,7 @@ class PoolConfig:
         separate_kv: Keys and values each have half of the blocks (an odd one goes to "k"); otherwise one stream "kv".
         grow_on_exhaustion: Add the missing blocks instead of refusing.
         max_blocks: The most blocks the pool may grow to, over all streams; None is no limit.
+        max_bytes: The most bytes that blocks in use may have together; None is no limit.
 
     Raises:
         ValueError: naming the field, what it was and what is allowed.
@@ -54,6 +55,7 @@ class PoolConfig:
     separate_kv: bool = True
     grow_on_exhaustion: bool = False
     max_blocks: int | None = None
+    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _whole("PoolConfig.block_size", self.block_size, 1)
@@ -62,6 +64,8 @@ class PoolConfig:
             flag = getattr(self, name)
             if type(flag) is not bool:
                 raise ValueError(f"PoolConfig.{name} must be True or False, not {flag!r}.")
+        if self.max_bytes is not None:
+            _whole("PoolConfig.max_bytes", self.max_bytes, 1)
         if self.max_blocks is not None and _whole("PoolConfig.max_blocks", self.max_blocks, 1) < self.n_blocks:
             raise ValueError(
                 f"PoolConfig.max_blocks={self.max_blocks} is smaller than n_blocks={self.n_blocks}, the size the pool "
@@ -79,6 +83,7 @@ class Block:
         format: What is stored in it ("fp16", "turboquant_mse", ...), for information.
         n_used: Tokens in it, 0 to block_size.
         owner: Who holds it; None once it is freed.
+        n_bytes: What its room for block_size tokens takes in this format; 0 where its holder didn't say.
     """
 
     block_id: int
@@ -86,6 +91,7 @@ class Block:
     format: str = "fp16"
     n_used: int = 0
     owner: int | None = None
+    n_bytes: int = 0
 
 
 class BlockPoolAllocator:
@@ -107,6 +113,7 @@ class BlockPoolAllocator:
         self.stats = AllocationStats(n_blocks=self.config.n_blocks)
         self._lock = self.stats._lock
         self._block_size = self.config.block_size
+        self._max_bytes = self.config.max_bytes
         self._held: dict[int, dict[int, Block]] = {}  # owner -> block id -> live handle, in the order of allocation
         self._active: set[int] = set()
         self._history: deque[tuple[int, ...]] = deque(maxlen=HISTORY_LENGTH)
@@ -122,21 +129,23 @@ class BlockPoolAllocator:
             self._streams["v"].add(n - n // 2, n // 2)
 
     # ------------------------------------------------------------------ blocks
-    def allocate(self, stream: str, n_tokens: int, owner: int, format: str = "fp16") -> list[Block]:
+    def allocate(self, stream: str, n_tokens: int, owner: int, format: str = "fp16", n_bytes: int = 0) -> list[Block]:
         """Take the blocks that n_tokens more tokens need; all of them or none.
 
         Args:
             stream: "k" or "v"; any name in a pool with one stream.
             n_tokens: At least 1. All blocks but the last are marked full, the last with what is left.
             owner: Who takes them.
-            format: What will be stored in them, for information.
+            format: What will be stored in them.
+            n_bytes: Of one block in this format.
 
         Returns:
             ceil(n_tokens / block_size) new handles.
 
         Raises:
             ValueError: for an unknown stream, n_tokens below 1, or no owner.
-            BlockPoolExhaustedError: The stream has too few free blocks and may not grow; nothing was taken.
+            BlockPoolExhaustedError: The stream has too few free blocks and may not grow, or there would be more bytes
+                in use than max_bytes; nothing was taken.
         """
         if type(n_tokens) is not int or n_tokens < 1:
             _whole("n_tokens", n_tokens, 1)
@@ -149,6 +158,9 @@ class BlockPoolAllocator:
             source = self._only or self._streams.get(stream) or self._stream(stream)
             held = self._held.get(owner)
             n_returned = len(source.returned)
+            bytes_in_use = stats.bytes_in_use + n * n_bytes
+            if self._max_bytes is not None and bytes_in_use > self._max_bytes:
+                self._refuse_bytes(n * n_bytes)
             if n > n_returned + source.n_fresh:
                 self._grow_or_refuse(source, n)
             if held is None:
@@ -156,12 +168,12 @@ class BlockPoolAllocator:
             self._active.add(owner)
             if n == 1:
                 block_id = source.take_one()
-                last = held[block_id] = Block(block_id, source.name, format, n_tokens, owner)
+                last = held[block_id] = Block(block_id, source.name, format, n_tokens, owner, n_bytes)
                 blocks = [last]
             else:
                 name = source.name
                 ids = source.take(n)
-                blocks = [Block(block_id, name, format, size, owner) for block_id in ids]
+                blocks = [Block(block_id, name, format, size, owner, n_bytes) for block_id in ids]
                 last = blocks[-1]
                 last.n_used = n_tokens - (n - 1) * size
                 held.update(zip(ids, blocks, strict=True))
@@ -172,6 +184,9 @@ class BlockPoolAllocator:
             in_use = n_allocations - stats.n_frees
             if in_use > stats.peak_blocks_in_use:
                 stats.peak_blocks_in_use = in_use
+            stats.bytes_in_use = bytes_in_use
+            if bytes_in_use > stats.peak_bytes_in_use:
+                stats.peak_bytes_in_use = bytes_in_use
             self._history.append(counts(stats))
         return blocks
 
@@ -212,15 +227,47 @@ class BlockPoolAllocator:
             self.stats.n_partly_filled += (0 < n_used < size) - (0 < block.n_used < size)
             block.n_used = n_used
 
-    def mark_format(self, block: Block, format: str) -> None:
+    def mark_format(self, block: Block, format: str, n_bytes: int | None = None) -> None:
         """Say what is stored in a block now (for instance after its tokens were compressed).
+
+        Args:
+            block: Checked out of this pool.
+            format: A name for it.
+            n_bytes: Of a block in this format; None is as before.
 
         Raises:
             ValueError: The block is not checked out.
         """
+        self.mark_formats((block,), format, n_bytes)
+
+    def mark_formats(self, blocks: Iterable[Block], format: str, n_bytes: int | None = None) -> None:
+        """mark_format for several blocks at once; none is changed if one of them is not checked out."""
+        batch = list(blocks)
         with self._lock:
-            self._check_live(block)
-            block.format = format
+            for block in batch:
+                self._check_live(block)
+            for block in batch:
+                block.format = format
+                if n_bytes is not None:
+                    # Room that is there already is never refused, so the sum may go above max_bytes here.
+                    self.stats.bytes_in_use += n_bytes - block.n_bytes
+                    block.n_bytes = n_bytes
+            self.stats.peak_bytes_in_use = max(self.stats.peak_bytes_in_use, self.stats.bytes_in_use)
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of all blocks in use, each as its format has it; blocks whose holder didn't say count 0."""
+        with self._lock:
+            return self.stats.bytes_in_use
+
+    def bytes_by_format(self) -> dict[str, int]:
+        """The same bytes, per format. Looks at every block in use."""
+        found: dict[str, int] = {}
+        with self._lock:
+            for held in self._held.values():
+                for block in held.values():
+                    found[block.format] = found.get(block.format, 0) + block.n_bytes
+        return found
 
     # ------------------------------------------------------------------ owners
     def register_owner(self, owner: int) -> None:
@@ -248,25 +295,29 @@ class BlockPoolAllocator:
         with self._lock:
             return self._stream(stream).n_free
 
-    def can_allocate(self, n_k: int, n_v: int) -> bool:
-        """Whether n_k blocks for keys and n_v for values could be taken now, growth included."""
+    def can_allocate(self, n_k: int, n_v: int, n_bytes: int = 0) -> bool:
+        """Whether n_k blocks for keys and n_v for values, n_bytes in all, could be taken now, growth included."""
         _whole("n_k", n_k, 0)
         _whole("n_v", n_v, 0)
         with self._lock:
+            if not self._bytes_fit(n_bytes):
+                return False
             if self._only:
                 short = max(0, n_k + n_v - self._only.n_free)
             else:
                 short = max(0, n_k - self._streams["k"].n_free) + max(0, n_v - self._streams["v"].n_free)
             return short == 0 or (self.config.grow_on_exhaustion and self._fits(short))
 
-    def require(self, n_k: int, n_v: int) -> None:
-        """Make sure that n_k blocks for keys and n_v for values could be taken now, without taking any.
+    def require(self, n_k: int, n_v: int, n_bytes: int = 0) -> None:
+        """Make sure that can_allocate holds, without taking anything.
 
         Raises:
             BlockPoolExhaustedError: They could not.
         """
-        if not self.can_allocate(n_k, n_v):
+        if not self.can_allocate(n_k, n_v, n_bytes):
             with self._lock:
+                if not self._bytes_fit(n_bytes):
+                    self._refuse_bytes(n_bytes)
                 self._refuse(n_k + n_v, "/".join(self._streams))
 
     def grow(self, stream: str, n: int) -> None:
@@ -330,7 +381,7 @@ class BlockPoolAllocator:
     def _free(self, batch: list[Block]) -> None:
         stats = self.stats
         size = self._block_size
-        n_frees = n_partly_filled = 0
+        n_frees = n_partly_filled = n_bytes = 0
         owner: int | None = None
         stream = ""
         held: dict[int, Block] = {}
@@ -349,6 +400,7 @@ class BlockPoolAllocator:
             give_back(block_id)
             if 0 < block.n_used < size:
                 n_partly_filled += 1
+            n_bytes += block.n_bytes
             block.n_used = 0
             block.owner = None
             n_frees += 1
@@ -358,11 +410,23 @@ class BlockPoolAllocator:
         if n_frees:
             stats.n_frees += n_frees
             stats.n_partly_filled -= n_partly_filled
+            stats.bytes_in_use -= n_bytes
             self._history.append(counts(stats))
 
     def _fits(self, n: int) -> bool:
         limit = self.config.max_blocks
         return limit is None or self.stats.n_blocks + n <= limit
+
+    def _bytes_fit(self, n_bytes: int) -> bool:
+        return self._max_bytes is None or self.stats.bytes_in_use + n_bytes <= self._max_bytes
+
+    def _refuse_bytes(self, n_bytes: int) -> NoReturn:
+        self.stats.n_exhausted += 1
+        raise BlockPoolExhaustedError(
+            f"{n_bytes:,} bytes were asked for, and of the {self._max_bytes:,} that this pool may use, "
+            f"{self.stats.bytes_in_use:,} are in use. Free what other owners hold, ask for fewer tokens, or build the "
+            f"pool with a larger max_bytes."
+        )
 
     def _add(self, stream: FreeBlocks, n: int) -> None:
         stream.add(self._next_id, n)

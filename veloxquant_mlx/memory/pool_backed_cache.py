@@ -44,6 +44,7 @@ class PoolBackedKVCache(_StockKVCache):  # type: ignore[misc]
         self.pool = pool
         self.owner = owner
         self._blocks: dict[str, list[Block]] = {"k": [], "v": []}
+        self._token_bytes = {"k": 0, "v": 0}  # of a token in the buffers, all heads of all sequences
         self._n_free_of_charge = 0  # the buffer's first blocks that nobody pays for (see __deepcopy__ and release)
         self._followers: list[PoolBackedKVCache] = []  # the layers that will grow right after this one
 
@@ -97,6 +98,8 @@ class PoolBackedKVCache(_StockKVCache):  # type: ignore[misc]
         """
         keys, values, *rest = state
         capacity = 0 if keys is None else keys.shape[2]
+        if capacity:
+            self._note_bytes(keys, values)
         self._forget_freed()
         free_of_charge = self._n_free_of_charge
         self._n_free_of_charge = 0
@@ -141,13 +144,14 @@ class PoolBackedKVCache(_StockKVCache):  # type: ignore[misc]
     def _grow(self, capacity: int, keys: Any, values: Any) -> None:
         """Make room for `capacity` tokens in all; keys and values give shape and dtype of a first buffer."""
         old = self._capacity()
+        self._note_bytes(keys, values)
         self._forget_freed()
         if self._followers:
             # All layers of a model grow in one forward pass. Were the pool to end half-way, the first layers would hold
             # tokens that the others lack, and using them on would give wrong answers.
             layers = [self, *self._followers]
             n = sum(max(0, layer._n_blocks(capacity) - layer._n_charged()) for layer in layers)
-            self.pool.require(n, n)
+            self.pool.require(n, n, n * sum(self._token_bytes.values()) * self.pool.config.block_size)
         self._charge(capacity)
         try:
             grown = []
@@ -161,6 +165,9 @@ class PoolBackedKVCache(_StockKVCache):  # type: ignore[misc]
         self.keys, self.values = grown
         self._mark(self.offset, capacity)
 
+    def _note_bytes(self, keys: Any, values: Any) -> None:
+        self._token_bytes = {"k": keys.nbytes // keys.shape[2], "v": values.nbytes // values.shape[2]}
+
     def _n_charged(self) -> int:
         """Blocks of one stream that the buffer has room in, paid for or not."""
         return self._n_free_of_charge + len(self._blocks["k"])
@@ -171,9 +178,10 @@ class PoolBackedKVCache(_StockKVCache):  # type: ignore[misc]
         n = max(0, self._n_blocks(capacity) - self._n_free_of_charge)
         missing = n - len(self._blocks["k"])  # both streams hold the same number
         if missing > 0:
-            new_k = self.pool.allocate("k", missing * size, self.owner)
+            k_bytes, v_bytes = (self._token_bytes[stream] * size for stream in "kv")
+            new_k = self.pool.allocate("k", missing * size, self.owner, n_bytes=k_bytes)
             try:
-                new_v = self.pool.allocate("v", missing * size, self.owner)
+                new_v = self.pool.allocate("v", missing * size, self.owner, n_bytes=v_bytes)
             except BaseException:
                 self.pool.free(new_k)
                 raise

@@ -22,6 +22,8 @@ class AllocationStats:
         n_retired: Blocks taken out for good by shrink.
         peak_blocks_in_use: The most blocks in use at one time.
         n_partly_filled: Blocks in use with some tokens, but not block_size of them, now.
+        bytes_in_use: Bytes of all blocks in use, each in its format, now; blocks whose holder didn't say count 0.
+        peak_bytes_in_use: The most bytes in use at one time.
     """
 
     n_blocks: int
@@ -33,6 +35,8 @@ class AllocationStats:
     n_retired: int = 0
     peak_blocks_in_use: int = 0
     n_partly_filled: int = 0
+    bytes_in_use: int = 0
+    peak_bytes_in_use: int = 0
 
     def __post_init__(self) -> None:
         # The pool these belong to takes this very lock for every change, so a reader never sees half of one.
@@ -67,6 +71,8 @@ class AllocationStats:
             ("blocks_total", "gauge", now.n_blocks),
             ("fragmentation", "gauge", f"{now.fragmentation():.6f}"),
             ("peak_blocks_in_use", "gauge", now.peak_blocks_in_use),
+            ("bytes_in_use", "gauge", now.bytes_in_use),
+            ("peak_bytes_in_use", "gauge", now.peak_bytes_in_use),
             ("allocations_total", "counter", now.n_allocations),
             ("frees_total", "counter", now.n_frees),
             ("reused_total", "counter", now.n_reused),

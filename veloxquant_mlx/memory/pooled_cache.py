@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from veloxquant_mlx.core.abstractions import KVCache
+from veloxquant_mlx.core.abstractions import KVCache, Sealed, Stream
 from veloxquant_mlx.memory.block_pool import Block, BlockPoolAllocator
 
 
@@ -24,7 +24,11 @@ class PooledKVCache(KVCache):
             and `extend_and_attend` are used where it has them.
         pool: Where the blocks come from.
         owner: The id of the request or chat, for the pool's books.
-        format: What the pool's books say is stored in the blocks.
+        format: What the pool's books say is stored in the blocks. Left at "fp16", blocks that the wrapped cache has
+            compressed whole are called what it says itself.
+
+    Where the wrapped cache tells which tokens it keeps compressed (`KVCache.sealed`), the books also have the bytes:
+    a block is as large as its tokens were when they came, and as their codes from when all of them are coded.
     """
 
     def __init__(self, inner: Any, pool: BlockPoolAllocator, owner: int = -1, format: str = "fp16") -> None:
@@ -32,8 +36,8 @@ class PooledKVCache(KVCache):
         self._pool = pool
         self._owner = owner
         self._format = format
-        self._keys = _Side("k", pool, owner, format)
-        self._values = _Side("v", pool, owner, format)
+        self._keys = _Side("k", inner, pool, owner, format)
+        self._values = _Side("v", inner, pool, owner, format)
 
     @property
     def inner(self) -> Any:
@@ -110,11 +114,14 @@ class PooledKVCache(KVCache):
             self._append_taken(k, v, taken_k, taken_v)
             return self.attend(q, scale)
         try:
-            return extend(k, v, q) if scale is None else extend(k, v, q, scale)
+            out = extend(k, v, q) if scale is None else extend(k, v, q, scale)
         except BaseException:
             self._keys.undo(taken_k)
             self._values.undo(taken_v)
             raise
+        self._keys.note_sealed()
+        self._values.note_sealed()
+        return out
 
     def memory_bytes(self) -> int:
         """Bytes the wrapped cache holds."""
@@ -175,9 +182,9 @@ class PooledKVCache(KVCache):
         return f"<PooledKVCache of {len(self)} tokens in {self.n_blocks_held()} blocks, owner {self._owner}>"
 
     def _take_both(self, k: Any, v: Any) -> tuple[_Taken, _Taken]:
-        taken_k = self._keys.take(_n_tokens(k))
+        taken_k = self._keys.take(k)
         try:
-            return taken_k, self._values.take(_n_tokens(v))
+            return taken_k, self._values.take(v)
         except BaseException:
             self._keys.undo(taken_k)
             raise
@@ -194,6 +201,9 @@ class PooledKVCache(KVCache):
         except BaseException:
             self._values.undo(taken_v)  # the keys are in the wrapped cache, and stay accounted for
             raise
+        finally:
+            self._keys.note_sealed()
+        self._values.note_sealed()
 
 
 _Taken = tuple[int, int]
@@ -203,8 +213,13 @@ _Taken = tuple[int, int]
 class _Side:
     """The blocks of one stream of one cache: none, or ceil(n_tokens / block_size) with their n_used right."""
 
-    def __init__(self, stream: str, pool: BlockPoolAllocator, owner: int, format: str) -> None:
+    def __init__(self, stream: Stream, inner: Any, pool: BlockPoolAllocator, owner: int, format: str) -> None:
         self.stream = stream
+        self._size = pool.config.block_size
+        self._sealed = getattr(inner, "sealed", None)
+        self._noted: Sealed | None = None
+        self._coded = (0, 0)  # blocks [first, end) that are marked as compressed
+        self.token_bytes = 0  # of a token as it comes, all heads
         self.pool = pool
         self.owner = owner
         self.format = format
@@ -221,19 +236,43 @@ class _Side:
         """Blocks that n more tokens would take."""
         return max(0, -(-(self.n_tokens + n) // self.pool.config.block_size) - self.n_held())
 
-    def take(self, n: int) -> _Taken:
-        """Take what n more tokens need, or raise BlockPoolExhaustedError and change nothing."""
+    def take(self, x: Any) -> _Taken:
+        """Take what the tokens in x need, or raise BlockPoolExhaustedError and change nothing."""
+        n = _n_tokens(x)
+        if not self.token_bytes:
+            self.token_bytes = _n_bytes(x) // n
         self._forget_freed()
-        n_missing = self.n_missing(n)
+        n_tokens, room = self.n_tokens + n, len(self.blocks) * self._size
         new: list[Block] = []
-        if n_missing:
+        if n_tokens > room:
             # Blocks held become full, so what doesn't fit into them is what the new blocks hold.
-            rest = self.n_tokens + n - len(self.blocks) * self.pool.config.block_size
-            new = self.pool.allocate(self.stream, rest, self.owner, self.format)
-        self._mark(len(self.blocks) - 1, self.n_tokens + n)
+            n_bytes = self.token_bytes * self._size
+            new = self.pool.allocate(self.stream, n_tokens - room, self.owner, self.format, n_bytes)
+        self._mark(len(self.blocks) - 1, n_tokens)
         self.blocks += new
-        self.n_tokens += n
-        return n, n_missing
+        self.n_tokens = n_tokens
+        return n, len(new)
+
+    def note_sealed(self) -> None:
+        """Mark the blocks that the wrapped cache has compressed whole since the last time, or taken back."""
+        sealed: Sealed | None = None if self._sealed is None else self._sealed(self.stream)
+        if sealed is self._noted or sealed is None or not self.blocks:
+            return
+        self._noted = sealed
+        first = -(-sealed.first // self._size)
+        end = max(first, min((sealed.first + sealed.n_tokens) // self._size, len(self.blocks)))
+        was_first, was_end = self._coded
+        if (first, end) == (was_first, was_end):
+            return
+        self._coded = (first, end)
+        live = [(i, block) for i, block in enumerate(self.blocks) if block.owner is not None]
+        coded = [b for i, b in live if first <= i < end and not was_first <= i < was_end]
+        exact = [b for i, b in live if was_first <= i < was_end and not first <= i < end]
+        format = sealed.format if self.format == "fp16" else self.format
+        if coded:
+            self.pool.mark_formats(coded, format, sealed.bytes_per_token * self._size)
+        if exact:
+            self.pool.mark_formats(exact, self.format, self.token_bytes * self._size)
 
     def undo(self, taken: _Taken) -> None:
         n, n_blocks = taken
@@ -243,14 +282,17 @@ class _Side:
         n_tokens = max(0, self.n_tokens - n)
         self._forget_freed()
         self._cut(n_tokens, min(len(self.blocks), -(-n_tokens // self.pool.config.block_size)))
+        self.note_sealed()
 
     def release(self) -> None:
         self.pool.free(self.blocks)
         self.blocks = []
+        self._coded, self._noted = (0, 0), None
 
     def _cut(self, n_tokens: int, n_blocks: int) -> None:
         gone = self.blocks[n_blocks:]
         del self.blocks[n_blocks:]
+        self._coded = (min(self._coded[0], n_blocks), min(self._coded[1], n_blocks))
         self.pool.free(gone)
         self.n_tokens = n_tokens
         self._mark(n_blocks - 1, n_tokens)
@@ -267,15 +309,17 @@ class _Side:
         # pool.free_all(owner) frees blocks past us; the last block tells, without a look at every one.
         if self.blocks and self.blocks[-1].owner is None:
             self.blocks = [block for block in self.blocks if block.owner is not None]
+            self._coded, self._noted = (0, 0), None
 
 
 def _append_one(side: _Side, append: Callable[[Any], None], x: Any) -> None:
-    taken = side.take(_n_tokens(x))
+    taken = side.take(x)
     try:
         append(x)
     except BaseException:
         side.undo(taken)
         raise
+    side.note_sealed()
 
 
 def _n_tokens(x: Any) -> int:
@@ -285,3 +329,11 @@ def _n_tokens(x: Any) -> int:
         return 1 if len(shape) < 2 else int(shape[1])
     rows = x[0] if isinstance(x, (list, tuple)) and x else None
     return len(rows) if isinstance(rows, (list, tuple)) else 1
+
+
+def _n_bytes(x: Any) -> int:
+    """Of an array; nested lists become float32."""
+    n_bytes = getattr(x, "nbytes", None)
+    if n_bytes is not None:
+        return int(n_bytes)
+    return sum(_n_bytes(part) for part in x) if isinstance(x, (list, tuple)) else 4

@@ -27,21 +27,22 @@ class Affine(StaticCodec):
         self.dtype = dtype
         self.d_code = padded(d)
         self._on_cpu = on_cpu()
-        self._format = {"group_size": 64 if self.d_code % 64 == 0 else 32, "bits": bits}
+        self.group_size = 64 if self.d_code % 64 == 0 else 32
 
     @property
     def bytes_per_token(self) -> int:
-        return self.d_code * self.bits // 8 + self.d_code // self._format["group_size"] * 2 * self.dtype.size
+        return self.d_code * self.bits // 8 + self.d_code // self.group_size * 2 * self.dtype.size
 
     def fitted(self, x: mx.array) -> Affine:
         return Affine(self.d, self.bits, x.dtype)
 
     def encode(self, x: mx.array) -> Coded:
-        return tuple(mx.quantize(self._pad(x.astype(self.dtype)), **self._format))
+        return tuple(mx.quantize(self._pad(x.astype(self.dtype)), self.group_size, self.bits))
 
     def decode(self, coded: Coded) -> mx.array:
-        x: mx.array = mx.dequantize(*coded, **self._format)[..., : self.d].astype(mx.float32)
-        return x
+        codes, scales, biases = coded
+        x: mx.array = mx.dequantize(codes, scales, biases, self.group_size, self.bits)
+        return x[..., : self.d].astype(mx.float32)
 
     def scores(self, q: mx.array, coded: Coded) -> mx.array:
         return self._multiply(self._pad(q), coded, transpose=True)
@@ -54,7 +55,9 @@ class Affine(StaticCodec):
         # On CPU, MLX multiplies with 16-bit scales forty times slower than with float32 ones.
         dtype = mx.float32 if self._on_cpu else self.dtype
         scales, biases = scales.astype(dtype), biases.astype(dtype)
-        product = mx.quantized_matmul(x.astype(dtype), codes, scales, biases, transpose=transpose, **self._format)
+        product = mx.quantized_matmul(
+            x.astype(dtype), codes, scales, biases, transpose=transpose, group_size=self.group_size, bits=self.bits
+        )
         product32: mx.array = product.astype(mx.float32)
         return product32
 

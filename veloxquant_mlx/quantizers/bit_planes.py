@@ -20,8 +20,6 @@ from functools import cache
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
-
 
 # Tokens from which on two products, each with half of the 4-bit fields, beat one on an array of twice the size.
 MANY = 1024
@@ -56,7 +54,7 @@ class BitPlanes:
         self._alone = len(self.widths) == 1
 
     def halved(self, n_tokens: int) -> bool:
-        """Whether `floats` gives two arrays for so many tokens. Then the first has whole bytes instead of low fields."""
+        """Whether `floats` gives two arrays for so many tokens: the whole bytes, and their high fields."""
         return self.bits == 4 and n_tokens > MANY
 
     def fold(self, matrix: mx.array, *, halved: bool) -> mx.array:

@@ -23,7 +23,9 @@ class LinearCodes:
         self.planes = BitPlanes(bits, projection.shape[1])
         self.by_blas = on_cpu()
         if self.by_blas:
-            self._folded = {halved: self.planes.fold(projection, halved=halved) for halved in self._ways()}  # (d, n_codes)
+            self._folded = {
+                halved: self.planes.fold(projection, halved=halved) for halved in self._ways()
+            }  # (d, n_codes)
             self._folded_t = {halved: mx.contiguous(folded.T) for halved, folded in self._folded.items()}
             self._centre = projection.sum(axis=1, keepdims=True) * -self.centre  # (d, 1): what the centre adds
             self._centre_t = mx.contiguous(self._centre.T)

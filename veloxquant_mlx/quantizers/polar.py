@@ -12,7 +12,7 @@ What differs from the paper, and why:
   are as many of them as of all others together.
 - The radius stored is the one that fits the rotated vector best for the angles chosen.
 - Tables are the best ones for the angles of a Gaussian vector (Lloyd's algorithm on their exact density).
-- Values are coded by `turboquant_mse`; the paper codes them like keys. The error is about the same, the sums are faster.
+- Values are coded by `turboquant_mse`, whose sums are faster; the paper codes them like keys.
 
 Codes of angles are no linear function of the vector, so products are taken on the unpacked direction, one
 table look-up per angle.
@@ -159,7 +159,8 @@ def best_angles(k1: int, k2: int, bits: int) -> Floats:
         inside = mass[edges[1:]] - mass[edges[:-1]]
         middle = (moment[edges[1:]] - moment[edges[:-1]]) / np.where(inside > 0, inside, 1)
         levels = np.where(inside > 0, middle, levels)
-    return levels
+    found: Floats = levels
+    return found
 
 
 def _unit(angles: Floats) -> mx.array:

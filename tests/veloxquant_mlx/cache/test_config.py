@@ -10,7 +10,7 @@ from veloxquant_mlx.cache import METHODS, KVCacheConfig, KVCacheFactory
 from veloxquant_mlx.core.exceptions import QuantizerConfigError
 
 
-@pytest.mark.parametrize("method", ["turboquant_prod", "qjl", "polar", "spectral", "", "FP16"])
+@pytest.mark.parametrize("method", ["turboquant", "rvq", "", "FP16"])
 def test_a_method_that_does_not_exist_is_refused_with_those_that_do(method: str) -> None:
     with pytest.raises(QuantizerConfigError) as refused:
         KVCacheFactory.create(KVCacheConfig(method=method))
@@ -43,3 +43,10 @@ def test_bit_width_inlier_is_another_name_for_key_bits() -> None:
 def test_values_follow_keys_where_nothing_else_is_said() -> None:
     config = KVCacheConfig(head_dim=80, key_bits=3)
     assert (config.value_bits, config.value_head_dim) == (3, 80)
+
+
+@pytest.mark.parametrize(("method", "bits"), [("turboquant_prod", 1), ("polar", 1), ("affine", 7), ("affine", 1)])
+def test_bits_that_a_method_has_no_code_for_are_refused(method: str, bits: int) -> None:
+    with pytest.raises(QuantizerConfigError) as refused:
+        KVCacheConfig(method=method, key_bits=bits)
+    assert ", ".join(map(str, METHODS[method].bits)) in str(refused.value)
