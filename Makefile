@@ -6,7 +6,7 @@ PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
 endif
 VENV := .venv/bin/python
 
-.PHONY: run test lint format lock tour clean python set-up
+.PHONY: run test bench lint format lock tour clean python set-up
 
 run: python
 	@$(PYTHON) packaging/bootstrap.py run
@@ -19,6 +19,10 @@ run: python
 
 test: set-up
 	@QT_QPA_PLATFORM=offscreen $(VENV) -m pytest
+
+# Takes about half an hour, and wants a machine that does nothing else. One alone: make bench ONLY=quality
+bench: set-up
+	@$(VENV) -m tests.benchmarks $(ONLY)
 
 lint: set-up
 	@$(VENV) -m ruff check .

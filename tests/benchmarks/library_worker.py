@@ -1,6 +1,6 @@
 """Runs in one library's environment, ours or the peer's (same import name, same interface), and prints JSON.
 
-Usage: python library_worker.py [path of libopenblas to load first] < JSON with methods, n, d, bits
+Usage: python library_worker.py [path of libopenblas to load first] < JSON with methods, n, d, bits, n_queries, repeats
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def main() -> None:
 
     def timed_appends(method: str) -> tuple[Any, float]:
         pool = BlockPoolAllocator(PoolConfig(block_size=16, n_blocks=1024))
-        inner = KVCacheFactory.create(KVCacheConfig(method=method, head_dim=d, bit_width_inlier=task["bits"]))
+        settings = {"head_dim": d, "bit_width_inlier": task["bits"], **task.get("settings", {})}
+        inner = KVCacheFactory.create(KVCacheConfig(method=method, **settings))
         cache = PooledKVCache(inner, pool, owner=1, format=method)
         ks, vs = [mx.array(k) for k in keys], [mx.array(v) for v in values]
         mx.eval(ks, vs)
@@ -66,7 +67,8 @@ def main() -> None:
             "error": error,
         }
         print(method, rows[method], file=sys.stderr, flush=True)
-    json.dump({"rows": rows, "pool": pool_times(BlockPoolAllocator, PoolConfig)}, sys.stdout)
+    pool = pool_times(BlockPoolAllocator, PoolConfig) if task.get("pool", True) else None
+    json.dump({"rows": rows, "pool": pool}, sys.stdout)
 
 
 def attention(queries: Any, keys: Any, values: Any) -> Any:

@@ -71,6 +71,11 @@ def openblas_core() -> str:
     return _core_of(_loaded) if _loaded is not None else ""
 
 
+def openblas_path() -> str:
+    """What the loaded OpenBLAS was loaded from; empty when none is loaded."""
+    return str(_loaded._name) if _loaded is not None else ""
+
+
 def _with_fitting_kernels(name: str) -> ctypes.CDLL:
     library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
     better = _better_core(_core_of(library), _processor_flags()) if _CORE not in os.environ else None

@@ -1,0 +1,141 @@
+"""Turns build/bench/*.json into tables: build/bench/table.md, and the block between two marks in README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.common import RESULTS, read
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- benchmarks: begin, written by `make bench` -->", "<!-- benchmarks: end -->"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def times(number: float) -> str:
+    return f"{number:.1f}×" if number >= 10 else f"{number:.2f}×"
+
+
+def bits_of(row: dict[str, Any]) -> str:
+    return str(row["bits"]) if row["bits"] else ""
+
+
+def quality(found: dict[str, Any]) -> str:
+    rows = [
+        (
+            f"`{row['method']}`" if "mlx-lm" not in row["method"] else row["method"],
+            bits_of(row),
+            f"{row['kl']:.5f}",
+            f"{row['agreement']:.1%}",
+            f"{row['perplexity']:.2f}",
+            f"{row['bits_per_value']:.2f}",
+        )
+        for row in found["rows"]
+    ]
+    return (
+        f"**Quality.** {found['model']}, {found['tokens']:,} tokens of Python's documentation, fed {found['chunk']} at "
+        f"a time, each position compared with mlx-lm's uncompressed cache.\n\n"
+        + table(["method", "bits", "mean KL (nats)", "top-1 agrees", "perplexity", "bits per coded value"], rows)
+    )
+
+
+def decode(found: dict[str, Any]) -> str:
+    contexts = list(found["tokens_per_s"])
+    names = list(found["tokens_per_s"][contexts[0]])
+    rows = []
+    for name in names:
+        cells = [name if "mlx-lm" in name else f"`{name}`"]
+        for context in contexts:
+            rates = found["tokens_per_s"][context]
+            fp, quantized = rates[name] / rates["mlx-lm fp"], rates[name] / rates["mlx-lm quantized"]
+            cells.append(f"{rates[name]:.1f} ({times(fp)}, {times(quantized)})")
+        rows.append(cells)
+    rates = found["prefill_tokens_per_s"]
+    prefill = ", ".join(
+        f"{name if 'mlx-lm' in name else f'`{name}`'} {rate:.0f} ({times(rate / rates['mlx-lm fp'])})"
+        for name, rate in rates.items()
+    )
+    return (
+        f"**Decode.** Tokens per second of one chat at {found['bits']} bits by tokens of context, and in brackets over "
+        f"mlx-lm's own cache and over its quantized cache (4 bits, groups of 64) in the same run.\n\n"
+        + table(["cache", *(f"{int(context):,}" for context in contexts)], rows)
+        + f"\n\nPrefill of {found['prefill_tokens']:,} tokens, tokens per second: {prefill}. `PooledKVCache` itself "
+        f"takes {found['pooled_us_per_layer']:.1f} µs a layer and token, {found['pooled_share_of_step']:.1%} of a step."
+    )
+
+
+def memory(found: dict[str, Any]) -> str:
+    contexts = sorted({row["context"] for row in found["rows"]})
+    cells = {(row["method"], row["bits"], row["context"]): row for row in found["rows"]}
+    rows = []
+    for method, bits in dict.fromkeys((row["method"], row["bits"]) for row in found["rows"]):
+        line = [f"`{method}`", str(bits or "")]
+        for context in contexts:
+            row, plain = cells[method, bits, context], cells["fp16", 0, context]
+            ratio = plain["memory_bytes_per_token"] / row["memory_bytes_per_token"]
+            line.append(f"{row['memory_bytes_per_token']:,.0f} / {row['active_bytes_per_token']:,.0f} ({times(ratio)})")
+        rows.append(line)
+    return (
+        "**Memory.** Bytes per token of context over all layers, keys and values in float16: what `memory_bytes()` "
+        "says / what MLX's counter of active memory says, and how many times smaller than `fp16`. The exact first and "
+        "latest tokens and all spare room are in it.\n\n"
+        + table(["method", "bits", *(f"{context:,} tokens" for context in contexts)], rows)
+    )
+
+
+def library(found: dict[str, Any]) -> str:
+    ours, theirs, matched = found["ours"]["rows"], found["theirs"]["rows"], found["matched"]
+    rows = []
+    for method, mine in ours.items():
+        peer, match = theirs[method], matched[method]
+        rows.append(
+            (
+                f"`{method}`",
+                f"{mine['append_us']:.0f} / {peer['append_us']:.0f} ({times(peer['append_us'] / mine['append_us'])})",
+                f"{mine['attend_ms']:.2f} / {peer['attend_ms']:.1f} ({times(peer['attend_ms'] / mine['attend_ms'])})",
+                f"{mine['bytes_per_token']:.0f} / {peer['bytes_per_token']:.0f}",
+                f"{mine['error']:.3f} / {peer['error']:.3f}",
+                f"{match['bytes_per_token']:.0f} B, {match['error']:.3f} at {match['bits']} bits",
+            )
+        )
+    mine, peer = found["ours"]["pool"], found["theirs"]["pool"]
+    return (
+        f"**Library.** This library / the public package {found['peer']}, through the single-vector interface with "
+        f"`PooledKVCache`: one head of {found['d']}, {found['n']:,} tokens of Gaussian data in float16, "
+        f"{found['bits']} bits. The error is that of the attention output. The package keeps some arrays in more bits "
+        f"than asked for, so the last column has the fewest bits at which this library errs no more than it (no sink, "
+        f"a window of 16: random data has no first or latest tokens that matter).\n\n"
+        + table(
+            ["method", "append of a token, µs", "attend, ms", "bytes a token", "error", "at no more error"],
+            rows,
+        )
+        + f"\n\nPool: allocate {mine['allocate_us']:.2f} / {peer['allocate_us']:.2f} µs a block "
+        f"({times(peer['allocate_us'] / mine['allocate_us'])}), free {mine['free_us']:.2f} / {peer['free_us']:.2f} µs "
+        f"({times(peer['free_us'] / mine['free_us'])})."
+    )
+
+
+def run() -> None:
+    parts, machines = [], []
+    for name, write in (("quality", quality), ("decode", decode), ("memory", memory), ("library", library)):
+        found = read(name)
+        if found is None:
+            raise SystemExit(f"The benchmark {name} has not run yet: `python -m tests.benchmarks {name}`.")
+        parts.append(write(found))
+        machines.append(found["machine"])
+    named = f"Machine: {'; '.join(dict.fromkeys(machines))}."
+    text = "\n\n".join([named, *parts])
+    (RESULTS / "table.md").write_text(text + "\n", encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
+    before, found_begin, rest = readme.partition(BEGIN)
+    _, found_end, after = rest.partition(END)
+    if not (found_begin and found_end):
+        raise SystemExit(f"{README} has no block between {BEGIN} and {END}.")
+    README.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    print(text)
