@@ -1,4 +1,4 @@
-"""The comparison: one prompt, two to four methods side by side."""
+"""The comparison: one prompt, two to six methods side by side."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from app.ui.small import ScrollArea, button
 from app.ui.status_line import StatusLine
 from app.ui.theme import theme
 
-LEAST, MOST = 2, 4
+LEAST, MOST = 2, 6
 DEFAULT = (CacheChoice("fp16"), CacheChoice("turboquant_mse", 4, 4), CacheChoice("turboquant_mse", 2, 2))
 # Filled in when a lane is added.
-SPARE = (*DEFAULT, CacheChoice("turboquant_mse", 3, 3))
+SPARE = (*DEFAULT, CacheChoice("spectral", 4, 4), CacheChoice("polar", 4, 4), CacheChoice("affine", 4, 4))
 
 
 class CompareView(QWidget):

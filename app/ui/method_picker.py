@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QVB
 
 from app.engine.messages import METHODS, CacheChoice
 from app.ui.icons import pixmap
-from app.ui.small import Segments, button, label, set_tip
+from app.ui.small import ScrollArea, Segments, button, label, set_tip
 from app.ui.theme import theme
 
 WIDTH = 336
@@ -31,27 +31,35 @@ class MethodCard(QFrame):
         self._bits = row.bits
         self.setAccessibleName(f"{row.title}: {row.summary}")
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(36, 10, 12, 12)
-        layout.setSpacing(4)
+        layout.setContentsMargins(36, 8, 12, 9)
+        layout.setSpacing(2)
         layout.addWidget(label(row.title, "strong"))
         layout.addWidget(label(row.summary, "3", wrap=True))
         self._segments: Segments | None = None
+        self._bits_line = QWidget()
+        layout.addWidget(self._bits_line)
         if row.bits:
             bits = chosen.key_bits if self.is_chosen and chosen.key_bits in row.bits else _default_bits(row.bits)
             self._segments = Segments([str(b) for b in row.bits], "Bits")
             self._segments.choose(row.bits.index(bits))
             self._segments.chosen.connect(lambda _: self.pick())
-            line = QHBoxLayout()
-            line.setContentsMargins(0, 6, 0, 0)
+            line = QHBoxLayout(self._bits_line)
+            line.setContentsMargins(0, 6, 0, 2)
             line.setSpacing(10)
             line.addWidget(label("Bits", "3"))
             line.addWidget(self._segments, 1)
-            layout.addLayout(line)
+        self.show_chosen(self.is_chosen)
 
     @property
     def choice(self) -> CacheChoice:
         bits = self._bits[self._segments.current] if self._segments else 4
         return CacheChoice(self._method, bits, bits)
+
+    def show_chosen(self, is_chosen: bool) -> None:
+        """Mark it as the one in use or not. Only that one shows its bits, or the list would be too long to read."""
+        self.is_chosen = is_chosen
+        self._bits_line.setVisible(is_chosen and self._segments is not None)
+        self.update()
 
     def pick(self) -> None:
         self.picked.emit(self.choice)
@@ -92,8 +100,15 @@ class MethodPopover(QFrame):
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
         outer.addWidget(frame)
-        layout = QVBoxLayout(frame)
-        layout.setContentsMargins(6, 6, 6, 6)
+        # On a low screen the methods scroll.
+        scrolled = ScrollArea()
+        around = QVBoxLayout(frame)
+        around.setContentsMargins(6, 6, 6, 6)
+        around.addWidget(scrolled)
+        inside = QWidget()
+        scrolled.setWidget(inside)
+        self._list = layout = QVBoxLayout(inside)
+        layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(2)
         self._cards = [MethodCard(method, chosen) for method in METHODS]
         for card in self._cards:
@@ -102,21 +117,27 @@ class MethodPopover(QFrame):
         self.setFixedWidth(WIDTH)
 
     def show_below(self, anchor: QWidget) -> None:
-        self.adjustSize()
-        if (layout := self.layout()) is not None:
-            self.resize(WIDTH, layout.totalHeightForWidth(WIDTH))
-        place = anchor.mapToGlobal(QPoint(0, anchor.height() + 4))
-        screen = anchor.screen().availableGeometry() if anchor.screen() else QRect(place, self.size())
-        x = max(screen.left() + 8, min(place.x(), screen.right() - WIDTH - 8))
-        above = max(screen.top(), place.y() - self.height() - anchor.height() - 8)
-        y = place.y() if place.y() + self.height() < screen.bottom() else above
-        self.move(x, y)
+        self._anchor = anchor
+        self._fit()
         self.show()
+
+    def _fit(self) -> None:
+        """Be as high as the methods are, below the button or where there is room."""
+        anchor = self._anchor
+        place = anchor.mapToGlobal(QPoint(0, anchor.height() + 4))
+        screen = anchor.screen().availableGeometry() if anchor.screen() else QRect(place, QSize(WIDTH, 1000))
+        wanted = self._list.totalHeightForWidth(WIDTH - 12 - 2) + 12 + 2  # margins and frame
+        height = min(wanted, screen.height() - 16)
+        self.setFixedHeight(height)
+        x = max(screen.left() + 8, min(place.x(), screen.right() - WIDTH - 8))
+        y = max(screen.top() + 8, min(place.y(), screen.bottom() - height - 8))
+        self.move(x, y)
 
     def _pick(self, choice: CacheChoice) -> None:
         for card in self._cards:
-            card.is_chosen = card is self.sender()
-            card.update()
+            card.show_chosen(card is self.sender())
+        if self.isVisible():
+            self._fit()
         self.picked.emit(choice)
 
 

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine.messages import (
+    METHODS,
     AnswerEnded,
     CacheChoice,
     ChatFailed,
@@ -28,6 +29,7 @@ from app.ui.document_view import DocumentView
 from app.ui.main_window import MainWindow
 from app.ui.message_view import AssistantMessage, UserMessage
 from app.ui.method_picker import MethodCard, MethodPopover
+from app.ui.small import Segments
 from tests.app.ui.conftest import INFO, ScriptedEngine, ended, report, say, stats, text
 
 
@@ -280,7 +282,23 @@ def test_the_picker_offers_every_method_and_its_bits(window: MainWindow, qtbot: 
     cards = popover.findChildren(MethodCard)
     for card in cards:
         card.pick()
-    assert picked == [CacheChoice("fp16"), CacheChoice("turboquant_mse", 4, 4)]
+    assert picked == [CacheChoice(method) for method in METHODS]
+
+
+def test_only_the_method_in_use_shows_its_bits_and_all_fit_the_screen(window: MainWindow, qtbot: QtBot) -> None:
+    popover = MethodPopover(CacheChoice("polar"), window)
+    qtbot.addWidget(popover)
+    popover.show_below(window)
+    cards = popover.findChildren(MethodCard)
+
+    def shown() -> list[str]:
+        return [s.accessibleName() for card in cards for s in card.findChildren(Segments) if s.isVisible()]
+
+    assert [card.is_chosen for card in cards].index(True) == list(METHODS).index("polar")
+    assert len(shown()) == 1
+    cards[0].pick()  # fp16 has no bits
+    assert shown() == []
+    assert popover.height() <= window.screen().availableGeometry().height()
 
 
 def test_a_comparison_says_where_answers_part(window: MainWindow, engine: ScriptedEngine) -> None:
@@ -315,13 +333,14 @@ def test_a_lane_of_one_token_is_not_said_to_have_no_speed(window: MainWindow) ->
     assert said.count("tok/s") == 1, "only the other lane has a speed"
 
 
-def test_lanes_come_and_go_between_two_and_four(window: MainWindow) -> None:
+def test_lanes_come_and_go_between_two_and_six(window: MainWindow) -> None:
     window.show_compare()
     assert len(window.compare_view._lanes) == 3
-    press(window, "Add lane")
-    assert len(window.compare_view._lanes) == 4
+    for _ in range(3):
+        press(window, "Add lane")
+    assert len({view.choice for view in window.compare_view._lanes}) == 6, "every lane is another method or other bits"
     assert "Add lane" not in visible_words(window.compare_view)
-    for _ in range(2):
+    for _ in range(4):
         window.compare_view._lanes[-1].remove.click()
     assert len(window.compare_view._lanes) == 2
     assert not window.compare_view._lanes[0].remove.isVisible()
