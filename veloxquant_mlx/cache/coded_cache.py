@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from veloxquant_mlx.cache.config import METHODS, KVCacheConfig
 from veloxquant_mlx.cache.softmax import LOG2_E, exp2_weights, wants_base_two
@@ -21,7 +22,8 @@ from veloxquant_mlx.cache.token_arrays import PackedArrays, TokenArrays, capacit
 from veloxquant_mlx.core.abstractions import KVCache, Sealed, Stream
 from veloxquant_mlx.quantizers.base import Codec
 
-AT_ONCE = 16  # single vectors that are put together before they are stored, since every array operation has a price
+# Single vectors that are put together before they are stored and coded, since every array operation has a price.
+AT_ONCE = 128
 
 
 class _Side:
@@ -41,17 +43,17 @@ class _Side:
         self.mean: mx.array | None = None  # (n_kv_heads, 1, d) float32, fixed when the first tokens are sealed
         self.dtype: mx.Dtype | None = None  # what tokens come in; None before any came
         self.sealed: Sealed | None = None  # always of what the body holds; None as long as it never held anything
-        self._pending: list[mx.array] = []  # single vectors, (d,) each, that `settle` will store
+        self._pending: list[npt.NDArray[Any]] = []  # single vectors, (d,) each, that `settle` will store
 
     def __len__(self) -> int:
         return self.exact.length + self.body.length + len(self._pending)
 
-    def push(self, vector: mx.array) -> None:
-        """Append one head's one token, (d,). What reads the other attributes calls `settle` first."""
-        if self._pending and vector.dtype != self._pending[0].dtype:
+    def push(self, numbers: npt.NDArray[Any], dtype: mx.Dtype) -> None:
+        """Append one head's one token, (d,), which is of type dtype. What reads the other attributes settles first."""
+        if self.dtype is None or dtype != self.dtype:
             self.settle()
-        self.dtype = vector.dtype
-        self._pending.append(vector)
+            self.dtype = dtype
+        self._pending.append(numbers)
         if len(self._pending) == AT_ONCE:
             self.settle()
 
@@ -59,7 +61,7 @@ class _Side:
         """Store the vectors that were pushed."""
         if self._pending:
             vectors, self._pending = self._pending, []
-            self._store(mx.expand_dims(mx.stack(vectors), 0))
+            self._store(mx.array(np.stack(vectors)[None], dtype=self.dtype))
 
     @property
     def n_sink(self) -> int:
@@ -152,8 +154,8 @@ class _Side:
 
     @property
     def nbytes(self) -> int:
-        held = [*self._pending, *self.constants]
-        return self.exact.nbytes + self.body.nbytes + sum(array.nbytes for array in held)
+        pending = sum(vector.size for vector in self._pending) * (self.dtype.size if self.dtype is not None else 0)
+        return self.exact.nbytes + self.body.nbytes + sum(array.nbytes for array in self.constants) + pending
 
     @property
     def spare_bytes(self) -> int:
@@ -192,7 +194,8 @@ class CodedKVCache(KVCache):
 
     def _append(self, side: _Side, x: Any, d: int, what: str) -> None:
         if self.config.n_kv_heads == 1 and getattr(x, "shape", None) == (d,):
-            side.push(_finite(x, what))
+            vector = _array(x)
+            side.push(_finite(vector, what), vector.dtype)
         else:
             side.append(_tokens(x, self.config.n_kv_heads, d, what))
 
@@ -341,7 +344,8 @@ def _tokens(x: Any, n_kv_heads: int, d: int, what: str) -> mx.array:
     """Keys or values as (n_kv_heads, n_tokens, d); a single vector becomes one head's one token."""
     tokens = _array(x)
     if tokens.ndim == 1:
-        tokens = _finite(tokens, what)[None, None]
+        _finite(tokens, what)
+        tokens = tokens[None, None]
     if tokens.ndim != 3 or tokens.shape[0] != n_kv_heads or tokens.shape[2] != d or not tokens.shape[1]:
         raise ValueError(
             f"A {what} of this cache is ({n_kv_heads}, n_tokens, {d}), or ({d},) for one head's one token; "
@@ -350,17 +354,17 @@ def _tokens(x: Any, n_kv_heads: int, d: int, what: str) -> mx.array:
     return tokens
 
 
-def _finite(x: Any, what: str) -> mx.array:
-    """A single vector as an array, which must have no NaN or infinity in it.
+def _finite(vector: mx.array, what: str) -> npt.NDArray[Any]:
+    """The numbers of a single vector, none of which may be NaN or infinite.
 
     Single vectors are a caller's own. Whole chunks come from a model, and looking at their numbers would make MLX
     compute them now.
     """
-    vector = _array(x)
-    numbers = vector.astype(mx.float32) if vector.dtype == mx.bfloat16 else vector  # NumPy has no bfloat16
-    if not np.isfinite(np.asarray(numbers)).all():
+    # NumPy has no bfloat16.
+    numbers = np.asarray(vector.astype(mx.float32) if vector.dtype == mx.bfloat16 else vector)
+    if not np.logical_and.reduce(np.isfinite(numbers)):
         raise ValueError(f"This {what} has NaN or infinite numbers in it; nothing was stored.")
-    return vector
+    return numbers
 
 
 def _array(x: Any) -> mx.array:

@@ -158,8 +158,7 @@ class BlockPoolAllocator:
             source = self._only or self._streams.get(stream) or self._stream(stream)
             held = self._held.get(owner)
             n_returned = len(source.returned)
-            bytes_in_use = stats.bytes_in_use + n * n_bytes
-            if self._max_bytes is not None and bytes_in_use > self._max_bytes:
+            if n_bytes and not self._bytes_fit(n * n_bytes):
                 self._refuse_bytes(n * n_bytes)
             if n > n_returned + source.n_fresh:
                 self._grow_or_refuse(source, n)
@@ -184,9 +183,9 @@ class BlockPoolAllocator:
             in_use = n_allocations - stats.n_frees
             if in_use > stats.peak_blocks_in_use:
                 stats.peak_blocks_in_use = in_use
-            stats.bytes_in_use = bytes_in_use
-            if bytes_in_use > stats.peak_bytes_in_use:
-                stats.peak_bytes_in_use = bytes_in_use
+            if n_bytes:
+                stats.bytes_in_use += n * n_bytes
+                stats.peak_bytes_in_use = max(stats.peak_bytes_in_use, stats.bytes_in_use)
             self._history.append(counts(stats))
         return blocks
 

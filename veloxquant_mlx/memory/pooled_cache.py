@@ -301,9 +301,11 @@ class _Side:
         """Set how full block i is when the side holds n_tokens."""
         if i >= 0:
             size = self.pool.config.block_size
-            n_used = min(size, n_tokens - i * size)
-            if self.blocks[i].n_used != n_used:
-                self.pool.mark_used(self.blocks[i], n_used)
+            n_used, block = min(size, n_tokens - i * size), self.blocks[i]
+            if 0 < block.n_used < size and 0 < n_used < size:
+                block.n_used = n_used  # partly filled before and after: the pool counts it the same
+            elif block.n_used != n_used:
+                self.pool.mark_used(block, n_used)
 
     def _forget_freed(self) -> None:
         # pool.free_all(owner) frees blocks past us; the last block tells, without a look at every one.

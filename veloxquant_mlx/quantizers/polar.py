@@ -30,6 +30,8 @@ from veloxquant_mlx.quantizers.base import SCALE_DTYPE, Coded, StaticCodec
 from veloxquant_mlx.quantizers.bit_planes import BitPlanes
 from veloxquant_mlx.quantizers.rotation import padded, rotation
 
+MOST_JOINED_BITS = 4  # three codes of so many bits index a table of 4,096 entries; larger ones would leave the cache
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -51,7 +53,8 @@ class Polar(StaticCodec):
         circle = (np.arange(2**first_bits) + 0.5) * (2 * np.pi / 2**first_bits)
         self._circle = _unit(circle)  # (2**first_bits, 2)
         self._levels = [_Level(pairs, n_left, bits) for pairs, n_left in tree(self.d_code)]
-        mx.eval(self._back, self._circle, [level.units for level in self._levels])
+        self._steps = down(self._levels, bits)
+        mx.eval(self._back, self._circle, [step.units for step in self._steps])
 
     @property
     def bytes_per_token(self) -> int:
@@ -95,9 +98,9 @@ class Polar(StaticCodec):
         others = self._others.codes(planes[n_first:])
         end = others.shape[-1] - 1
         radii = mx.ones((*others.shape[:2], 1))
-        for level in reversed(self._levels):
-            radii = level.decode(others[..., end - level.n_pairs : end], radii)
-            end -= level.n_pairs
+        for step in self._steps:
+            radii = step.decode(others[..., end - step.n_codes : end], radii)
+            end -= step.n_codes
         pairs = self._circle[self._first.codes(planes[:n_first])]  # (n_kv_heads, n_tokens, d_code / 2, 2)
         return (radii[..., None] * pairs).reshape(*radii.shape[:2], -1)
 
@@ -106,10 +109,11 @@ class _Level:
     """One level of radii: pairs of them become one, and the last one passes where their number is odd."""
 
     def __init__(self, pairs: tuple[tuple[int, int], ...], n_left: int, bits: int) -> None:
-        self.n_pairs = len(pairs)
+        self.n_pairs = self.n_codes = len(pairs)
         self.n_left = n_left
         angles = np.stack([best_angles(*pair, bits) for pair in pairs])  # (n_pairs, 2**bits)
-        if len(set(pairs)) == 1:
+        self.uniform = len(set(pairs)) == 1
+        if self.uniform:
             angles = angles[:1]
         between = (angles[:, 1:] + angles[:, :-1]) / 2
         self._between = mx.array(between.astype(np.float32)[None, None])
@@ -129,6 +133,43 @@ class _Level:
         pairs = self.units[codes if self._offsets.size == 1 else codes + self._offsets]
         apart = (radii[..., : self.n_pairs, None] * pairs).reshape(*radii.shape[:2], -1)
         return mx.concatenate([apart, radii[..., self.n_pairs :]], axis=-1) if self.n_left else apart
+
+
+class _TwoLevels:
+    """Two levels at once, with one look-up of four radii by three codes, which takes hardly longer than one of two."""
+
+    def __init__(self, upper: _Level, lower: _Level, bits: int) -> None:
+        self.n_pairs = upper.n_pairs
+        self.n_codes = upper.n_codes + lower.n_codes
+        self._bits = bits
+        codes = np.arange(2 ** (3 * bits))
+        top, left, right = (codes >> (i * bits) & (2**bits - 1) for i in range(3))
+        uppers, lowers = np.array(upper.units), np.array(lower.units)
+        joined = [uppers[top, 0, None] * lowers[left], uppers[top, 1, None] * lowers[right]]
+        self.units = mx.array(np.concatenate(joined, axis=1))  # (2**(3 * bits), 4)
+
+    def decode(self, codes: mx.array, radii: mx.array) -> mx.array:
+        """The radii before they were joined twice; the codes are the lower level's, then the upper level's."""
+        codes = codes.astype(mx.uint16)
+        lower, top = codes[..., : 2 * self.n_pairs], codes[..., 2 * self.n_pairs :]
+        index = top | (lower[..., 0::2] << self._bits) | (lower[..., 1::2] << (2 * self._bits))
+        return (radii[..., None] * self.units[index]).reshape(*radii.shape[:2], -1)
+
+
+def down(levels: list[_Level], bits: int) -> list[_Level | _TwoLevels]:
+    """The way back from one radius to many: the levels from the last to the first, two at once where that is possible."""
+    steps: list[_Level | _TwoLevels] = []
+    left = list(levels)
+    while left:
+        upper = left.pop()
+        lower = left[-1] if left else None
+        plain = lower is not None and upper.uniform and lower.uniform and not upper.n_left and not lower.n_left
+        if plain and lower is not None and lower.n_pairs == 2 * upper.n_pairs and bits <= MOST_JOINED_BITS:
+            left.pop()
+            steps.append(_TwoLevels(upper, lower, bits))
+        else:
+            steps.append(upper)
+    return steps
 
 
 def tree(d: int) -> list[tuple[tuple[tuple[int, int], ...], int]]:
