@@ -157,7 +157,7 @@ class _TwoLevels:
 
 
 def down(levels: list[_Level], bits: int) -> list[_Level | _TwoLevels]:
-    """The way back from one radius to many: the levels from the last to the first, two at once where that is possible."""
+    """The way back from one radius to many: the levels last to first, two at once where that is possible."""
     steps: list[_Level | _TwoLevels] = []
     left = list(levels)
     while left:
