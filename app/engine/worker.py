@@ -20,6 +20,7 @@ from app.models.default_model import ensure_default_model, find_default_model
 from app.models.errors import Cancelled, FetchError, ModelFileError
 from app.models.loading import LoadedModel, load_model
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
+from veloxquant_mlx.core.heap import give_back
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.quantizers.shared import forget_shared
 
@@ -111,7 +112,7 @@ class Worker:
                     self._stop(chat)
             case m.CloseChat(chat_id):
                 self._close(chat_id)
-                mx.clear_cache()
+                self._give_memory_back()
                 self._emit(m.ChatClosed(chat_id))
             case m.ResizePool(n_blocks):
                 self._emit(m.PoolResized(_resize(self._pool, n_blocks)))
@@ -125,6 +126,11 @@ class Worker:
     def _leave_queue(self, chat_id: int) -> None:
         if chat_id in self._prefilling:
             self._prefilling.remove(chat_id)
+
+    @staticmethod
+    def _give_memory_back() -> None:
+        mx.clear_cache()
+        give_back()
 
     # ------------------------------------------------------------------ the model
     def _fetch(self) -> None:
@@ -147,7 +153,7 @@ class Worker:
                 self._fail(chat, "The model was changed while this chat was answering. Send the message again.")
             chat.release()
         self._loaded = None
-        mx.clear_cache()
+        self._give_memory_back()
         try:
             folder = Path(name) if name is not None else find_default_model()
             if folder is None:
