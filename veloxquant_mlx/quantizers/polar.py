@@ -116,15 +116,15 @@ class _Level:
         if self.uniform:
             angles = angles[:1]
         between = (angles[:, 1:] + angles[:, :-1]) / 2
-        self._between = mx.array(between.astype(np.float32)[None, None])
+        # An angle is larger than another if odd / even is larger than its tangent: no angle has to be computed.
+        self._slopes = mx.array(np.tan(between).astype(np.float32)[None, None])
         self.units = _unit(angles).reshape(-1, 2)
         self._offsets = mx.arange(angles.shape[0], dtype=mx.uint32) * angles.shape[1]
 
     def encode(self, radii: mx.array) -> tuple[mx.array, mx.array]:
         """Codes (n_kv_heads, n_tokens, n_pairs) and the radii of the next level."""
         even, odd = radii[..., 0 : 2 * self.n_pairs : 2], radii[..., 1 : 2 * self.n_pairs : 2]
-        angles = mx.arctan2(odd, even)
-        codes = (angles[..., None] > self._between).sum(axis=-1)
+        codes = (odd[..., None] > even[..., None] * self._slopes).sum(axis=-1)
         joined = mx.sqrt(even**2 + odd**2)
         return codes, mx.concatenate([joined, radii[..., 2 * self.n_pairs :]], axis=-1) if self.n_left else joined
 

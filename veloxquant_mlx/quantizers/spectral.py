@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -36,7 +37,7 @@ from veloxquant_mlx.quantizers.rotation import rotation
 from veloxquant_mlx.quantizers.shared import shared
 from veloxquant_mlx.quantizers.turboquant_mse import STEPS, TurboQuantMSE, uniform_codes
 
-Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating[Any]]
 
 RUN = 8  # coordinates that share their number of bits, so that every plane fills whole bytes
 BELOW, ABOVE = 1, 2  # how far a run's bits may be from the average
@@ -76,16 +77,16 @@ class Spectral:
         return self._in_basis_of(x) if helps else plain
 
     def _in_basis_of(self, x: mx.array) -> FittedSpectral:
-        data = np.array(x.astype(mx.float32)).astype(np.float64)
-        n = data.shape[1] // 2
-        one, other = data[:, :n], data[:, n:]
-        energy = (_energy(other, _axes(one)) + _energy(one, _axes(other))) / 2  # (n_kv_heads, d)
-        energy = -np.sort(-energy, axis=1)
+        x = x.astype(mx.float32)
+        n = x.shape[1] // 2
+        one, other = x[:, :n], x[:, n:]
+        found = (_energy(other, _axes(one)) + _energy(one, _axes(other))) / 2
+        energy = -np.sort(-np.array(found), axis=1)  # (n_kv_heads, d)
         # Heads count alike, however long their vectors are.
         shares = (energy / (energy.sum(axis=1, keepdims=True) + 1e-30)).mean(axis=0)
         shares = (1 - EVEN_PART) * shares + EVEN_PART * shares.mean()
         shares = np.pad(shares, (0, self.d_code - self.d))
-        return FittedSpectral(_axes(data), water_fill(shares, self.bits), self._seed)
+        return FittedSpectral(_axes(x), water_fill(shares, self.bits), self._seed)
 
     def encode(self, x: mx.array) -> Coded:
         raise _unfitted()
@@ -100,16 +101,16 @@ class Spectral:
         raise _unfitted()
 
 
-def _axes(x: Floats) -> Floats:
+def _axes(x: mx.array) -> mx.array:
     """Eigenvectors of the covariance of x (n_kv_heads, n_tokens, d), strongest first, (n_kv_heads, d, d)."""
-    vectors: Floats = np.linalg.eigh(x.swapaxes(1, 2) @ x)[1][:, :, ::-1]
-    return vectors
+    # MLX has it on CPU only. NumPy has one too, but with a BLAS of its own, whose threads would fight with MLX's.
+    vectors = mx.linalg.eigh(x.swapaxes(1, 2) @ x, stream=mx.cpu)[1]
+    return vectors[:, :, ::-1]
 
 
-def _energy(x: Floats, axes: Floats) -> Floats:
+def _energy(x: mx.array, axes: mx.array) -> mx.array:
     """Mean square of x along each axis, (n_kv_heads, d)."""
-    found: Floats = ((x @ axes) ** 2).mean(axis=1)
-    return found
+    return ((x @ axes) ** 2).mean(axis=1)
 
 
 def _loss(codec: Codec, x: mx.array) -> float:
@@ -142,15 +143,15 @@ class FittedSpectral:
         seed: Of the rotations.
     """
 
-    def __init__(self, axes: Floats, bits: list[int], seed: int) -> None:
+    def __init__(self, axes: mx.array, bits: list[int], seed: int) -> None:
         self.d = axes.shape[1]
-        axes = np.pad(axes, [(0, 0), (0, 0), (0, len(bits) - self.d)])
+        axes = mx.pad(axes, [(0, 0), (0, 0), (0, len(bits) - self.d)])
         self._subspaces: list[_Subspace] = []
         edges = [i for i in range(len(bits) + 1) if i in (0, len(bits)) or bits[i] != bits[i - 1]]
         for first, end in pairwise(edges):
             if bits[first]:  # the others are left at their mean
                 n = end - first
-                turned = mx.array(axes[:, :, first:end].astype(np.float32)) @ rotation(n, n, seed)
+                turned = axes[:, :, first:end] @ rotation(n, n, seed)
                 planes = BitPlanes(bits[first], n)
                 self._subspaces.append(_Subspace(bits[first], planes, turned.astype(SCALE_DTYPE)))
         mx.eval(self.own_arrays)
