@@ -8,6 +8,7 @@ import pytest
 
 from app.engine.chat import Chat
 from app.engine.messages import (
+    METHODS,
     AnswerEnded,
     AnswerText,
     ChatFailed,
@@ -38,6 +39,26 @@ def test_three_chats_with_different_methods_stream_at_the_same_time(real: Driver
     assert [chat.memory_bytes > 0 for chat in held.chats] == [True] * 3
     assert held.pool.blocks_in_use == sum(chat.blocks_held for chat in held.chats)
     for chat_id in range(3):
+        real.engine.submit(CloseChat(chat_id))
+    assert real.memory(lambda report: not report.chats).pool.blocks_in_use == 0
+
+
+def test_every_method_answers_with_the_real_model_at_the_same_time(real: Driver) -> None:
+    """A prompt long enough that each method codes most of it; and every block comes back."""
+    story = "The capital of France is Paris, and the river there is the Seine. " * 9
+    for chat_id, method in enumerate(METHODS):
+        real.open(chat_id, method)
+        real.send(chat_id, f"{story} What is the capital of France?", max_tokens=8)
+    ends = real.finish(*range(len(METHODS)))
+    assert all(isinstance(end, AnswerEnded) for end in ends.values())
+    for chat_id, method in enumerate(METHODS):
+        assert "Paris" in real.text(chat_id), method
+    report = real.memory(lambda report: all(chat.state == "idle" for chat in report.chats))
+    held = {chat.chat_id: chat.memory_bytes for chat in report.chats}
+    plain = held[list(METHODS).index("fp16")]
+    for chat_id, method in enumerate(METHODS):
+        if method != "fp16":
+            assert held[chat_id] < plain * 0.75, method
         real.engine.submit(CloseChat(chat_id))
     assert real.memory(lambda report: not report.chats).pool.blocks_in_use == 0
 
