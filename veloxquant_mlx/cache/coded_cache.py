@@ -107,7 +107,8 @@ class _Side:
     def _note_sealed(self) -> None:
         assert self.codec is not None
         per_token = self._n_heads * self.codec.bytes_per_token
-        self.sealed = Sealed(self.format, self._sink, self.body.length, per_token)
+        constant = sum(array.nbytes for array in self.constants)
+        self.sealed = Sealed(self.format, self._sink, self.body.length, per_token, constant)
 
     def trim(self, n: int) -> None:
         """Forget the last n tokens: from the window, then the body, then the sink."""

@@ -16,12 +16,14 @@ class Sealed(NamedTuple):
         first: The first of them.
         n_tokens: How many follow each other.
         bytes_per_token: What one of them takes, all heads.
+        constant_bytes: What is held for all of them together: a mean, a basis.
     """
 
     format: str
     first: int
     n_tokens: int
     bytes_per_token: int
+    constant_bytes: int = 0
 
 
 class KVCache(ABC):

@@ -28,7 +28,8 @@ class PooledKVCache(KVCache):
             compressed whole are called what it says itself.
 
     Where the wrapped cache tells which tokens it keeps compressed (`KVCache.sealed`), the books also have the bytes:
-    a block is as large as its tokens were when they came, and as their codes from when all of them are coded.
+    a block is as large as its tokens were when they came, and as their codes from when all of them are coded. What the
+    wrapped cache holds for all tokens together (a mean, a basis) is in the first block.
     """
 
     def __init__(self, inner: Any, pool: BlockPoolAllocator, owner: int = -1, format: str = "fp16") -> None:
@@ -262,8 +263,6 @@ class _Side:
         first = -(-sealed.first // self._size)
         end = max(first, min((sealed.first + sealed.n_tokens) // self._size, len(self.blocks)))
         was_first, was_end = self._coded
-        if (first, end) == (was_first, was_end):
-            return
         self._coded = (first, end)
         live = [(i, block) for i, block in enumerate(self.blocks) if block.owner is not None]
         coded = [b for i, b in live if first <= i < end and not was_first <= i < was_end]
@@ -273,6 +272,15 @@ class _Side:
             self.pool.mark_formats(coded, format, sealed.bytes_per_token * self._size)
         if exact:
             self.pool.mark_formats(exact, self.format, self.token_bytes * self._size)
+        self._charge_constant(sealed, is_coded=first == 0 < end)
+
+    def _charge_constant(self, sealed: Sealed, *, is_coded: bool) -> None:
+        """Count what is held for all tokens together with the first block."""
+        block = self.blocks[0]
+        per_token = sealed.bytes_per_token if is_coded else self.token_bytes
+        n_bytes = per_token * self._size + sealed.constant_bytes
+        if block.owner is not None and block.n_bytes != n_bytes:
+            self.pool.mark_format(block, block.format, n_bytes)
 
     def undo(self, taken: _Taken) -> None:
         n, n_blocks = taken
