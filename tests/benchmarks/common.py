@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 
 from app.models import find_default_model
 from app.models.loading import LoadedModel, load_model
@@ -28,6 +29,23 @@ def load() -> LoadedModel:
     if folder is None:
         raise SystemExit("The default model is not here yet; run `make run` or `make test` once.")
     return load_model(folder, lambda stage, fraction: None, lambda: False)
+
+
+def text() -> str:
+    """English that ships with Python: the language reference's topics, as `help()` shows them."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def keys_and_values(loaded: LoadedModel, n_tokens: int = 1024) -> list[tuple[mx.array, mx.array]]:
+    """What the model makes of n_tokens of text: keys and values of each layer, (n_kv_heads, n_tokens, d)."""
+    tokens = mx.array(loaded.tokenizer.encode(text()[: n_tokens * 8])[:n_tokens])
+    caches = make_prompt_cache(loaded.model)
+    for start in range(0, n_tokens, 256):
+        loaded.model(tokens[None, start : start + 256], cache=caches)
+        mx.eval([cache.state for cache in caches])
+    return [(cache.keys[0, :, :n_tokens], cache.values[0, :, :n_tokens]) for cache in caches]
 
 
 def machine() -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
-from tests.benchmarks.common import MODEL, load, write
+from tests.benchmarks.common import MODEL, load, text, write
 from veloxquant_mlx.cache.config import METHODS, KVCacheConfig
 from veloxquant_mlx.integrations.mlx_lm import build_caches
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
@@ -24,13 +24,6 @@ BITS = (2, 3, 4, 8)
 STOCK = "mlx-lm quantized"
 
 Make = Callable[[], list[Any]]
-
-
-def text() -> str:
-    """English that ships with Python: the language reference's topics, as `help()` shows them."""
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name] for name in sorted(topics))
 
 
 def forced(model: Any, caches: list[Any], tokens: mx.array) -> Any:

@@ -82,9 +82,9 @@ def memory(found: dict[str, Any]) -> str:
             line.append(f"{row['memory_bytes_per_token']:,.0f} / {row['active_bytes_per_token']:,.0f} ({times(ratio)})")
         rows.append(line)
     return (
-        "**Memory.** Bytes per token of context over all layers, keys and values in float16: what `memory_bytes()` "
-        "says / what MLX's counter of active memory says, and how many times smaller than `fp16`. The exact first and "
-        "latest tokens and all spare room are in it.\n\n"
+        "**Memory.** Bytes per token of context over all layers, a text's keys and values in float16: what "
+        "`memory_bytes()` says / what MLX's counter of active memory says, and how many times smaller than `fp16`. The "
+        "exact first and latest tokens, bases and all spare room are in it.\n\n"
         + table(["method", "bits", *(f"{context:,} tokens" for context in contexts)], rows)
     )
 
