@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, Self
 
 import mlx.core as mx
 
@@ -49,6 +49,9 @@ class Codec(Protocol):
 
 class StaticCodec:
     """What codecs have in common that learn nothing from data."""
+
+    def fitted(self, x: mx.array) -> Self:
+        return self
 
     @property
     def own_arrays(self) -> tuple[mx.array, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from veloxquant_mlx.quantizers.base import on_cpu
+from veloxquant_mlx.quantizers.base import SCALE_DTYPE, Coded, StaticCodec, on_cpu
 from veloxquant_mlx.quantizers.bit_planes import BitPlanes
 
 
@@ -59,3 +59,28 @@ class LinearCodes:
 
     def _halved(self, planes: tuple[mx.array, ...]) -> bool:
         return self.planes.halved(planes[0].shape[1])
+
+
+class LinearCodec(StaticCodec):
+    """What codecs have in common whose vectors are LinearCodes with one scale each.
+
+    Coded arrays: the planes of `BitPlanes.pack`, then scales (n_kv_heads, n_tokens).
+    """
+
+    linear: LinearCodes
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.linear.planes.bytes_per_vector + SCALE_DTYPE.size
+
+    def decode(self, coded: Coded) -> mx.array:
+        *planes, scales = coded
+        return self.linear.decode(tuple(planes), scales)
+
+    def scores(self, q: mx.array, coded: Coded) -> mx.array:
+        *planes, scales = coded
+        return self.linear.scores(q, tuple(planes), scales)
+
+    def combine(self, weights: mx.array, coded: Coded) -> mx.array:
+        *planes, scales = coded
+        return self.linear.combine(weights, tuple(planes), scales)

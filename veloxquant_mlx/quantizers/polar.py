@@ -60,9 +60,6 @@ class Polar(StaticCodec):
     def bytes_per_token(self) -> int:
         return self._first.bytes_per_vector + self._others.bytes_per_vector + SCALE_DTYPE.size
 
-    def fitted(self, x: mx.array) -> Polar:
-        return self
-
     def encode(self, x: mx.array) -> Coded:
         y = x.astype(mx.float32) @ self.rotation  # (n_kv_heads, n_tokens, d_code)
         n_first = 2**self._first.bits

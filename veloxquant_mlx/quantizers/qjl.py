@@ -19,12 +19,12 @@ import math
 
 import mlx.core as mx
 
-from veloxquant_mlx.quantizers.base import SCALE_DTYPE, Coded, StaticCodec
-from veloxquant_mlx.quantizers.linear_codes import LinearCodes
+from veloxquant_mlx.quantizers.base import SCALE_DTYPE, Coded
+from veloxquant_mlx.quantizers.linear_codes import LinearCodec, LinearCodes
 from veloxquant_mlx.quantizers.rotation import padded, rotation
 
 
-class QJL(StaticCodec):
+class QJL(LinearCodec):
     """`bits` signs per coordinate and the norm.
 
     Coded arrays: a plane of signs, then norms (n_kv_heads, n_tokens).
@@ -42,26 +42,7 @@ class QJL(StaticCodec):
         self.linear = LinearCodes(self.sketch * (2 / (mean * self.d_code * bits)), 1)
         mx.eval(self.sketch)
 
-    @property
-    def bytes_per_token(self) -> int:
-        return self.d_code * self.bits // 8 + SCALE_DTYPE.size
-
-    def fitted(self, x: mx.array) -> QJL:
-        return self
-
     def encode(self, x: mx.array) -> Coded:
         x = x.astype(mx.float32)
         signs = (x @ self.sketch) >= 0  # (n_kv_heads, n_tokens, bits * d_code)
         return (*self.linear.planes.pack(signs), mx.linalg.norm(x, axis=-1).astype(SCALE_DTYPE))
-
-    def decode(self, coded: Coded) -> mx.array:
-        plane, norms = coded
-        return self.linear.decode((plane,), norms)
-
-    def scores(self, q: mx.array, coded: Coded) -> mx.array:
-        plane, norms = coded
-        return self.linear.scores(q, (plane,), norms)
-
-    def combine(self, weights: mx.array, coded: Coded) -> mx.array:
-        plane, norms = coded
-        return self.linear.combine(weights, (plane,), norms)

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from veloxquant_mlx.quantizers.base import SCALE_DTYPE, Coded, StaticCodec
-from veloxquant_mlx.quantizers.linear_codes import LinearCodes
+from veloxquant_mlx.quantizers.base import SCALE_DTYPE, Coded
+from veloxquant_mlx.quantizers.linear_codes import LinearCodec, LinearCodes
 from veloxquant_mlx.quantizers.rotation import padded, rotation
 
 # Steps of the uniform quantizer with the least mean squared error for a unit Gaussian (Max, 1960, table II, extended).
 STEPS = {1: 1.5958, 2: 0.9957, 3: 0.5860, 4: 0.3352, 5: 0.1881, 6: 0.1041, 7: 0.0569, 8: 0.0308}
 
 
-class TurboQuantMSE(StaticCodec):
+class TurboQuantMSE(LinearCodec):
     """Codes of `bits` bits per coordinate and one scale per vector.
 
     Coded arrays: the planes of `BitPlanes.pack`, then scales (n_kv_heads, n_tokens).
@@ -36,31 +36,12 @@ class TurboQuantMSE(StaticCodec):
         self.rotation = rotation(d, self.d_code, seed)  # (d, d_code)
         self.linear = LinearCodes(self.rotation, bits)
 
-    @property
-    def bytes_per_token(self) -> int:
-        return self.d_code * self.bits // 8 + SCALE_DTYPE.size
-
-    def fitted(self, x: mx.array) -> TurboQuantMSE:
-        return self
-
     def encode(self, x: mx.array) -> Coded:
         y = x.astype(mx.float32) @ self.rotation  # (n_kv_heads, n_tokens, d_code)
         step = mx.linalg.norm(y, axis=-1, keepdims=True) * (STEPS[self.bits] / self.d_code**0.5)
         codes, scales = uniform_codes(y, step, self.bits)
         codes, scales = uniform_codes(y, scales, self.bits)
         return (*self.linear.planes.pack(codes), scales[..., 0].astype(SCALE_DTYPE))
-
-    def decode(self, coded: Coded) -> mx.array:
-        *planes, scales = coded
-        return self.linear.decode(tuple(planes), scales)
-
-    def scores(self, q: mx.array, coded: Coded) -> mx.array:
-        *planes, scales = coded
-        return self.linear.scores(q, tuple(planes), scales)
-
-    def combine(self, weights: mx.array, coded: Coded) -> mx.array:
-        *planes, scales = coded
-        return self.linear.combine(weights, tuple(planes), scales)
 
 
 def uniform_codes(y: mx.array, step: mx.array, bits: int) -> tuple[mx.array, mx.array]:

@@ -35,9 +35,6 @@ class TurboQuantProd(StaticCodec):
     def bytes_per_token(self) -> int:
         return self.mse.bytes_per_token + self.residual.bytes_per_token
 
-    def fitted(self, x: mx.array) -> TurboQuantProd:
-        return self
-
     def encode(self, x: mx.array) -> Coded:
         first = self.mse.encode(x)
         return (*first, *self.residual.encode(x.astype(mx.float32) - self.mse.decode(first)))
