@@ -31,6 +31,23 @@ class KVCacheFactory:
             value_codec(config.method, config.value_head_dim, config.value_bits, config.seed),
         )
 
+    @staticmethod
+    def least_bytes_per_token(config: KVCacheConfig, exact: int) -> int:
+        """Of one token's keys and values, all heads, where they are compressed; what a cache holds is more than that.
+
+        Args:
+            config: Of the cache.
+            exact: What they take as they come.
+        """
+        assert config.value_head_dim is not None
+        assert config.key_bits is not None
+        assert config.value_bits is not None
+        coded = (
+            key_codec(config.method, config.head_dim, config.key_bits, config.seed),
+            value_codec(config.method, config.value_head_dim, config.value_bits, config.seed),
+        )
+        return sum(exact // 2 if codec is None else config.n_kv_heads * codec.bytes_per_token for codec in coded)
+
 
 def key_codec(method: str, d: int, bits: int, seed: int) -> Codec | None:
     """The codec of keys, shared by all that ask for the same; None where they are kept as they come."""

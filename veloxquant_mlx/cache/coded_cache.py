@@ -6,10 +6,14 @@ New tokens enter the window. When it is longer than `window + seal_step`, its ol
 `seal_step` at a time, so nothing is encoded per token. Why the first and last tokens stay exact, and why the mean is
 taken out before coding: on SmolLM2-135M at 4 bits the mean KL divergence to the uncompressed model is 0.085 with the
 rotation alone, 0.038 with centring and 16 sink tokens, and 0.0038 with an exact window of 64 as well.
+
+A fork holds the same codes as its parent, in pieces that neither changes (`cache.pieces`); see `cache.side`.
 """
 
 from __future__ import annotations
 
+import copy
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -17,154 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from veloxquant_mlx.cache.config import METHODS, KVCacheConfig
+from veloxquant_mlx.cache.pieces import Piece
+from veloxquant_mlx.cache.side import Side
 from veloxquant_mlx.cache.softmax import LOG2_E, exp2_weights, wants_base_two
-from veloxquant_mlx.cache.token_arrays import PackedArrays, TokenArrays, capacity
+from veloxquant_mlx.cache.token_arrays import capacity
 from veloxquant_mlx.core.abstractions import KVCache, Sealed, Stream
 from veloxquant_mlx.quantizers.base import Codec
-
-# Single vectors that are put together before they are stored and coded, since every array operation has a price.
-AT_ONCE = 128
-
-
-class _Side:
-    """The keys of one cache, or its values: (n_kv_heads, n_tokens, d) in the order they came."""
-
-    def __init__(self, config: KVCacheConfig, codec: Codec | None, bits: int | None) -> None:
-        self.codec = self.unfitted = codec
-        self._plain = METHODS[config.method].plain
-        self._n_heads = config.n_kv_heads
-        self._sink, self._window, self._seal_step = config.sink, config.window, config.seal_step
-        if self._plain:
-            self._sink = self._window = 0
-        self.format = config.method if codec is None else f"{config.method}-{bits}"
-        # Sink and window in one array; everything where nothing is coded.
-        self.exact: TokenArrays | PackedArrays = TokenArrays() if codec is None else PackedArrays()
-        self.body = PackedArrays()
-        self.mean: mx.array | None = None  # (n_kv_heads, 1, d) float32, fixed when the first tokens are sealed
-        self.dtype: mx.Dtype | None = None  # what tokens come in; None before any came
-        self.sealed: Sealed | None = None  # always of what the body holds; None as long as it never held anything
-        self._pending: list[npt.NDArray[Any]] = []  # single vectors, (d,) each, that `settle` will store
-
-    def __len__(self) -> int:
-        return self.exact.length + self.body.length + len(self._pending)
-
-    def push(self, numbers: npt.NDArray[Any], dtype: mx.Dtype) -> None:
-        """Append one head's one token, (d,), which is of type dtype. What reads the other attributes settles first."""
-        if self.dtype is None or dtype != self.dtype:
-            self.settle()
-            self.dtype = dtype
-        self._pending.append(numbers)
-        if len(self._pending) == AT_ONCE:
-            self.settle()
-
-    def settle(self) -> None:
-        """Store the vectors that were pushed."""
-        if self._pending:
-            vectors, self._pending = self._pending, []
-            self._store(mx.array(np.stack(vectors)[None], dtype=self.dtype))
-
-    @property
-    def n_sink(self) -> int:
-        """How many of the exact tokens stand before the body."""
-        return self.exact.length if self.codec is None else min(self._sink, self.exact.length)
-
-    def append(self, x: mx.array) -> None:
-        self.settle()
-        self._store(x)
-
-    def _store(self, x: mx.array) -> None:
-        self.dtype = x.dtype
-        if self.codec is None:
-            self.exact.append((x,))
-            return
-        if self._plain:
-            self._seal(x, x.shape[1])
-            return
-        n_window = self.exact.length + x.shape[1] - self._sink
-        n_seal = max(0, (n_window - self._window - 1) // self._seal_step * self._seal_step)
-        if not n_seal:
-            self.exact.append((x,))
-            return
-        exact = mx.concatenate([*self.exact.arrays, x], axis=1) if self.exact.length else x
-        self._seal(exact[:, self._sink :], n_seal)
-        rest = mx.concatenate([exact[:, : self._sink], exact[:, self._sink + n_seal :]], axis=1)
-        self.exact = PackedArrays((rest,))
-
-    def _seal(self, window: mx.array, n: int) -> None:
-        """Code the first n tokens of `window` (n_kv_heads, n_window, d) onto the end of the body."""
-        assert self.codec is not None
-        if self._plain:
-            centred = window
-        else:
-            if self.mean is None:
-                self.mean = window.astype(mx.float32).mean(axis=1, keepdims=True)
-            centred = window.astype(mx.float32) - self.mean
-        if not self.body.length:
-            self.codec = self.codec.fitted(centred)
-        self.body.append(self.codec.encode(centred[:, :n]))
-        self._note_sealed()
-
-    def _note_sealed(self) -> None:
-        assert self.codec is not None
-        per_token = self._n_heads * self.codec.bytes_per_token
-        constant = sum(array.nbytes for array in self.constants)
-        self.sealed = Sealed(self.format, self._sink, self.body.length, per_token, constant)
-
-    def trim(self, n: int) -> None:
-        """Forget the last n tokens: from the window, then the body, then the sink."""
-        self.settle()
-        from_window = min(n, self.exact.length - self.n_sink)
-        from_body = min(n - from_window, self.body.length)
-        self.exact.truncate(self.exact.length - from_window)
-        self.body.truncate(self.body.length - from_body)
-        if n > from_window + from_body:
-            self.exact.truncate(self.exact.length - (n - from_window - from_body))
-        if not self.body.length:
-            # The next first seal measures anew, as in a cache that never held these tokens.
-            self.mean, self.codec = None, self.unfitted
-        if from_body:
-            self._note_sealed()
-
-    def centred(self) -> mx.array:
-        """The exact tokens without the mean, float32, (n_kv_heads, n_exact, d)."""
-        (exact,) = self.exact.arrays
-        return exact.astype(mx.float32) if self.mean is None else exact - self.mean
-
-    def decoded(self) -> mx.array:
-        """Every token in order, (n_kv_heads, n_tokens, d), in the type they came in."""
-        if not self.body.length:
-            (exact,) = self.exact.view()
-            return exact
-        assert self.codec is not None
-        assert self.dtype is not None
-        body = self.codec.decode(self.body.arrays)
-        if self.mean is not None:
-            body = body + self.mean
-        body = body.astype(self.dtype)
-        if not self.exact.length:
-            return body
-        (exact,) = self.exact.view()
-        n = self.n_sink
-        return mx.concatenate([exact[:, :n], body, exact[:, n:]], axis=1)
-
-    @property
-    def constants(self) -> list[mx.array]:
-        """What it holds besides tokens: the mean, and what the codec learned."""
-        own = [] if self.codec is None else list(self.codec.own_arrays)
-        return own if self.mean is None else [self.mean, *own]
-
-    @property
-    def nbytes(self) -> int:
-        pending = sum(vector.size for vector in self._pending) * (self.dtype.size if self.dtype is not None else 0)
-        return self.exact.nbytes + self.body.nbytes + sum(array.nbytes for array in self.constants) + pending
-
-    @property
-    def spare_bytes(self) -> int:
-        return self.exact.spare_bytes if isinstance(self.exact, TokenArrays) else 0
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [*self.exact.arrays, *self.body.arrays, *self.constants]
 
 
 class CodedKVCache(KVCache):
@@ -180,8 +42,8 @@ class CodedKVCache(KVCache):
 
     def __init__(self, config: KVCacheConfig, key_codec: Codec | None, value_codec: Codec | None) -> None:
         self.config = config
-        self._keys = _Side(config, key_codec, config.key_bits)
-        self._values = _Side(config, value_codec, config.value_bits)
+        self._keys = Side(config, key_codec, config.key_bits)
+        self._values = Side(config, value_codec, config.value_bits)
 
     # ------------------------------------------------------------------ writing
     def append_key(self, k: Any) -> None:
@@ -193,7 +55,7 @@ class CodedKVCache(KVCache):
         assert self.config.value_head_dim is not None
         self._append(self._values, v, self.config.value_head_dim, "value")
 
-    def _append(self, side: _Side, x: Any, d: int, what: str) -> None:
+    def _append(self, side: Side, x: Any, d: int, what: str) -> None:
         if self.config.n_kv_heads == 1 and getattr(x, "shape", None) == (d,):
             vector = _array(x)
             side.push(_finite(vector, what), vector.dtype)
@@ -231,8 +93,60 @@ class CodedKVCache(KVCache):
 
     def reset(self) -> None:
         """Forget every token and give their memory back."""
-        self._keys = _Side(self.config, self._keys.unfitted, self.config.key_bits)
-        self._values = _Side(self.config, self._values.unfitted, self.config.value_bits)
+        self._keys = Side(self.config, self._keys.unfitted, self.config.key_bits)
+        self._values = Side(self.config, self._values.unfitted, self.config.value_bits)
+
+    # ------------------------------------------------------------------ forking
+    def fork(self, n_tokens: int | None = None, multiple_of: int = 1) -> CodedKVCache:
+        """A cache with the first n_tokens of this one, whose further life is its own, and this one's too.
+
+        What is sealed (with `fp16`, everything) is not copied, in whole multiples of multiple_of tokens; nor are the
+        exact tokens, until one of the two caches seals or forgets them. Evaluates what it shares.
+
+        Args:
+            n_tokens: None is all of them.
+            multiple_of: Tokens of a block, counted from the cache's first token. One cache sticks to one number.
+
+        Raises:
+            ValueError: This cache has fewer tokens, or multiple_of is below 1; nothing was changed.
+        """
+        n_tokens = self._check_fork(n_tokens, multiple_of)
+        twin = copy.copy(self)
+        twin._keys = self._keys.fork(n_tokens, multiple_of)
+        twin._values = self._values.fork(n_tokens, multiple_of)
+        # Parts of arrays that were not computed yet would hold on to the whole.
+        mx.eval(self.arrays, twin.arrays)
+        return twin
+
+    def fork_shares(self, stream: Stream, n_tokens: int | None = None, multiple_of: int = 1) -> tuple[int, int]:
+        """What `fork` would share for good: of keys ("k") or values ("v"), the first token and the end."""
+        n_tokens = self._check_fork(n_tokens, multiple_of)
+        return self._side(stream).fork_shares(n_tokens, multiple_of)
+
+    def shared(self, stream: Stream) -> tuple[int, int]:
+        """First token and end, multiples of `fork`'s multiple_of, of the keys ("k") or values ("v") held in pieces.
+
+        Other caches may hold those pieces, too. (0, 0) where there are none.
+        """
+        return self._side(stream).shared
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What this cache may hold together with forks: its tokens' pieces, and one of means and bases.
+
+        All that hold a piece have the same object, so that a sum over caches can count each once.
+        """
+        return self._keys.pieces + self._values.pieces
+
+    def _check_fork(self, n_tokens: int | None, multiple_of: int) -> int:
+        if type(multiple_of) is not int or multiple_of < 1:
+            raise ValueError(f"fork() shares multiples of a number of tokens of at least 1, not {multiple_of!r}.")
+        held = len(self)
+        if n_tokens is None:
+            return held
+        if type(n_tokens) is not int or not 0 <= n_tokens <= held:
+            raise ValueError(f"This cache holds {held} tokens, so a fork can begin with 0 to {held}, not {n_tokens!r}.")
+        return n_tokens
 
     # ------------------------------------------------------------------ reading
     def attend(self, q: Any, scale: float | None = None) -> mx.array:
@@ -251,8 +165,9 @@ class CodedKVCache(KVCache):
             raise ValueError(
                 f"This cache holds {len(self._keys)} keys and {len(self._values)} values; append as many of each."
             )
-        if q.shape[1] == 1 and self._keys.body.length:
-            return self._attend_coded(q, scale).reshape(shape)
+        if q.shape[1] == 1 and self._keys.n_coded:
+            attend = self._attend_pieces if self._keys.codec is None else self._attend_coded
+            return attend(q, scale).reshape(shape)
         return _fused_attention(q, self._keys.decoded(), self._values.decoded(), scale).reshape(shape)
 
     def _settle(self) -> None:
@@ -279,27 +194,43 @@ class CodedKVCache(KVCache):
         assert keys.codec is not None
         assert values.codec is not None
         n_q_heads, _, d = q.shape
-        heads, n_exact = self.config.n_kv_heads, keys.exact.length
+        heads, n_exact = self.config.n_kv_heads, keys.n_exact
         base_two = wants_base_two(n_q_heads * len(self))
         scale = (d**-0.5 if scale is None else scale) * (LOG2_E if base_two else 1.0)
         # Queries that share a key/value head become its rows: (n_kv_heads, n_q_heads / n_kv_heads, d)
         rows = q.reshape(heads, -1, d).astype(mx.float32) * scale
-        scores = keys.codec.scores(rows, keys.body.arrays)  # (n_kv_heads, rows, n_body)
+        # The body is one row of codes, or several where forks hold its beginning: (n_kv_heads, rows, n_tokens) each
+        scores = [keys.codec.scores(rows, coded) for coded in keys.coded]
         if n_exact:
             # The body's keys were coded without their mean, which would add the same to all their scores and so change
             # no weight; it is taken out of the others too. Softmax has no order: sink and window stay side by side.
-            exact = rows @ keys.centred().swapaxes(-1, -2)
-            scores = mx.concatenate([exact, scores], axis=-1)  # (n_kv_heads, rows, n_exact + n_body)
-        weights, total = exp2_weights(scores) if base_two else (mx.softmax(scores, axis=-1), None)
-        if n_exact:
-            exact, weights = mx.split(weights, [n_exact], axis=-1)
-        out = values.codec.combine(weights, values.body.arrays)
-        if n_exact:
+            scores.insert(0, rows @ keys.centred().swapaxes(-1, -2))
+        together = _joined(scores)  # (n_kv_heads, rows, n_exact + n_body)
+        weights, total = exp2_weights(together) if base_two else (mx.softmax(together, axis=-1), None)
+        coded = values.coded
+        parts = _parted(weights, [n_exact] * (n_exact > 0) + [arrays[0].shape[1] for arrays in coded])
+        exact = parts.pop(0) if n_exact else None
+        out = values.codec.combine(parts[0], coded[0])
+        for part, arrays in zip(parts[1:], coded[1:], strict=True):
+            out = out + values.codec.combine(part, arrays)
+        if exact is not None:
             out = mx.addmm(out, exact, values.centred())
         if total is not None:
             out = out / total
         if values.mean is not None:
             out = out + values.mean
+        return out.reshape(n_q_heads, 1, -1).astype(q.dtype)
+
+    def _attend_pieces(self, q: mx.array, scale: float | None) -> mx.array:
+        """One query position against what is not coded, in pieces; q is (n_q_heads, 1, d)."""
+        n_q_heads, _, d = q.shape
+        keys, values = self._keys.plain, self._values.plain
+        rows = q.reshape(self.config.n_kv_heads, -1, d) * (d**-0.5 if scale is None else scale)
+        scores = _joined([rows @ k.swapaxes(-1, -2) for k in keys])  # (n_kv_heads, rows, n_tokens)
+        parts = _parted(mx.softmax(scores, axis=-1, precise=True), [v.shape[1] for v in values])
+        out = parts[0] @ values[0]
+        for part, v in zip(parts[1:], values[1:], strict=True):
+            out = mx.addmm(out, part, v)
         return out.reshape(n_q_heads, 1, -1).astype(q.dtype)
 
     def decoded(self) -> tuple[mx.array, mx.array]:
@@ -313,7 +244,10 @@ class CodedKVCache(KVCache):
 
     def sealed(self, stream: Stream) -> Sealed | None:
         """Which keys ("k") or values ("v") are packed codes; None before any were. The same object until it changes."""
-        return (self._keys if stream == "k" else self._values).sealed
+        return self._side(stream).sealed
+
+    def _side(self, stream: Stream) -> Side:
+        return self._keys if stream == "k" else self._values
 
     def spare_bytes(self) -> int:
         """Of memory_bytes, room that no token is in yet."""
@@ -379,3 +313,15 @@ def _fused_attention(q: mx.array, keys: mx.array, values: mx.array, scale: float
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out: mx.array = mx.fast.scaled_dot_product_attention(q[None], keys[None], values[None], scale=scale, mask=mask)
     return out[0]
+
+
+def _joined(parts: list[mx.array]) -> mx.array:
+    """Scores (n_kv_heads, rows, n) of tokens one after the other, as one array."""
+    together: mx.array = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+    return together
+
+
+def _parted(weights: mx.array, lengths: list[int]) -> list[mx.array]:
+    """`weights` (n_kv_heads, rows, n) cut into parts of so many tokens."""
+    *ends, _ = accumulate(lengths)
+    return list(mx.split(weights, ends, axis=-1)) if ends else [weights]

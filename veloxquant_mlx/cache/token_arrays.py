@@ -14,6 +14,15 @@ def capacity(n_tokens: int) -> int:
     return -(-n_tokens // step) * step
 
 
+def copied(array: mx.array) -> mx.array:
+    """The same numbers in memory of their own; a part of an array would hold on to the memory of the whole.
+
+    `mx.contiguous` keeps a buffer that is up to 16 KB too large, which is a lot of coded tokens.
+    """
+    copy: mx.array = mx.concatenate([array, array[:, :0]], axis=1)
+    return copy
+
+
 class TokenArrays:
     """A tuple of arrays whose axis 1 counts tokens.
 
@@ -56,6 +65,12 @@ class TokenArrays:
         if arrays[0].shape[1]:
             self.append(arrays)
 
+    def give(self, n: int) -> tuple[mx.array, ...]:
+        """Forget the first n tokens and return them, in arrays that nothing writes to any more."""
+        given = tuple(copied(array[:, :n]) for array in self._arrays)
+        self.replace(tuple(array[:, n : self.length] for array in self._arrays))
+        return given
+
     def truncate(self, length: int) -> None:
         """Forget the tokens from `length` on, and give back the room that arrays so short don't need."""
         if length >= self.length:
@@ -63,6 +78,13 @@ class TokenArrays:
         self.length = length
         if capacity(length) < self._arrays[0].shape[1]:
             self.replace(self.view())
+
+    def copy(self) -> TokenArrays:
+        """The same tokens in arrays of their own."""
+        twin = TokenArrays()
+        if self.length:
+            twin.append(self.view())
+        return twin
 
     @property
     def nbytes(self) -> int:
@@ -107,11 +129,23 @@ class PackedArrays:
             new = tuple(mx.concatenate([mine, more], axis=1) for mine, more in zip(self.arrays, new, strict=True))
         self.arrays = new
 
+    def give(self, n: int) -> tuple[mx.array, ...]:
+        """Forget the first n tokens and return them, in arrays that nothing writes to."""
+        whole, self.arrays = self.arrays, ()
+        if n == whole[0].shape[1]:
+            return whole
+        self.arrays = tuple(copied(array[:, n:]) for array in whole)
+        return tuple(copied(array[:, :n]) for array in whole)
+
     def truncate(self, length: int) -> None:
         """Forget the tokens from `length` on."""
         if length < self.length:
             # Copied, as a part of an array would hold on to the memory of the whole.
             self.arrays = tuple(mx.contiguous(array[:, :length]) for array in self.arrays) if length else ()
+
+    def copy(self) -> PackedArrays:
+        """The same tokens. The two may have the same arrays, as neither ever writes into one."""
+        return PackedArrays(self.arrays)
 
     @property
     def nbytes(self) -> int:

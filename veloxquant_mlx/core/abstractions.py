@@ -96,6 +96,22 @@ class KVCache(ABC):
             f"{type(self).__name__} can't forget its last {n} tokens; reset() it and append what should stay."
         )
 
+    def fork(self, n_tokens: int | None = None, multiple_of: int = 1) -> KVCache:
+        """A cache with the first n_tokens of this one (None: all of them), independent from now on.
+
+        What the two can hold together isn't copied, in whole multiples of multiple_of tokens from the first one on.
+
+        Raises:
+            NotImplementedError: This kind of cache can't be forked.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} can't be forked; make a new cache and append the tokens it should begin with."
+        )
+
+    def fork_shares(self, stream: Stream, n_tokens: int | None = None, multiple_of: int = 1) -> tuple[int, int]:
+        """First token and end of what `fork` would share of a stream in whole multiples; (0, 0) where it copies all."""
+        return 0, 0
+
     def extend_and_attend(self, k: Any, v: Any, q: Any, scale: float | None = None) -> Any:
         """Append k and v, then attend with q; where a cache compresses, the new tokens take part exactly.
 

@@ -22,7 +22,7 @@ class PoolConfig:
         separate_kv: Keys and values each have half of the blocks (an odd one goes to "k"); otherwise one stream "kv".
         grow_on_exhaustion: Add the missing blocks instead of refusing.
         max_blocks: The most blocks the pool may grow to, over all streams; None is no limit.
-        max_bytes: The most bytes that blocks in use may have together; None is no limit.
+        max_bytes: The most bytes that blocks in use may have together, to begin with; None is no limit.
 
     Raises:
         ValueError: naming the field, what it was and what is allowed.
@@ -53,10 +53,10 @@ class PoolConfig:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One lease of one block. Read it freely; only the pool writes it (`mark_used`, `mark_format`, `free`).
+    """One owner's handle of one block. Read it freely; only the pool writes it (`mark_used`, `mark_format`, `free`).
 
     Attributes:
-        block_id: Which block; never two live handles with one id.
+        block_id: Which block; two live handles with one id are of one lease that owners share (`share`).
         stream: "k", "v", or "kv" in a pool with one stream.
         format: What is stored in it ("fp16", "turboquant_mse", ...), for information.
         n_used: Tokens in it, 0 to block_size.

@@ -24,6 +24,7 @@ class AllocationStats:
         n_partly_filled: Blocks in use with some tokens, but not block_size of them, now.
         bytes_in_use: Bytes of all blocks in use, each in its format, now; blocks whose holder didn't say count 0.
         peak_bytes_in_use: The most bytes in use at one time.
+        n_shared: Blocks in use that have more than one handle, now. All other counts have each of them once.
     """
 
     n_blocks: int
@@ -37,6 +38,7 @@ class AllocationStats:
     n_partly_filled: int = 0
     bytes_in_use: int = 0
     peak_bytes_in_use: int = 0
+    n_shared: int = 0
 
     def __post_init__(self) -> None:
         # The pool these belong to takes this very lock for every change, so a reader never sees half of one.
@@ -69,6 +71,7 @@ class AllocationStats:
         rows: list[tuple[str, str, int | str]] = [
             ("blocks_in_use", "gauge", now.blocks_in_use()),
             ("blocks_total", "gauge", now.n_blocks),
+            ("blocks_shared", "gauge", now.n_shared),
             ("fragmentation", "gauge", f"{now.fragmentation():.6f}"),
             ("peak_blocks_in_use", "gauge", now.peak_blocks_in_use),
             ("bytes_in_use", "gauge", now.bytes_in_use),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from veloxquant_mlx.core.abstractions import KVCache, Sealed, Stream
+from veloxquant_mlx.core.abstractions import KVCache
 from veloxquant_mlx.memory.block_pool import Block, BlockPoolAllocator
+from veloxquant_mlx.memory.blocks import whole
+from veloxquant_mlx.memory.pooled_side import ForkPlan, PooledSide, Taken
 
 
 class PooledKVCache(KVCache):
@@ -20,8 +22,8 @@ class PooledKVCache(KVCache):
     all that leave it at -1) don't free each other's blocks.
 
     Args:
-        inner: Anything with append_key, append_value, attend, memory_bytes and reset; a `KVCache` or not. Its `trim`
-            and `extend_and_attend` are used where it has them.
+        inner: Anything with append_key, append_value, attend, memory_bytes and reset; a `KVCache` or not. Its `trim`,
+            `extend_and_attend` and `fork` are used where it has them.
         pool: Where the blocks come from.
         owner: The id of the request or chat, for the pool's books.
         format: What the pool's books say is stored in the blocks. Left at "fp16", blocks that the wrapped cache has
@@ -29,7 +31,7 @@ class PooledKVCache(KVCache):
 
     Where the wrapped cache tells which tokens it keeps compressed (`KVCache.sealed`), the books also have the bytes:
     a block is as large as its tokens were when they came, and as their codes from when all of them are coded. What the
-    wrapped cache holds for all tokens together (a mean, a basis) is in the first block.
+    wrapped cache holds for all tokens together (a mean, a basis) is in the first block, or the first that forks share.
     """
 
     def __init__(self, inner: Any, pool: BlockPoolAllocator, owner: int = -1, format: str = "fp16") -> None:
@@ -37,8 +39,8 @@ class PooledKVCache(KVCache):
         self._pool = pool
         self._owner = owner
         self._format = format
-        self._keys = _Side("k", inner, pool, owner, format)
-        self._values = _Side("v", inner, pool, owner, format)
+        self._keys = PooledSide("k", inner, pool, owner, format)
+        self._values = PooledSide("v", inner, pool, owner, format)
 
     @property
     def inner(self) -> Any:
@@ -151,6 +153,8 @@ class PooledKVCache(KVCache):
         Raises:
             ValueError: n is below 0.
             NotImplementedError: The wrapped cache has no trim; nothing was changed.
+            BlockPoolExhaustedError: What is kept ends in the middle of a block that forks share, and there is none to
+                hold it instead; nothing was changed.
         """
         if n < 0:
             raise ValueError(f"trim() forgets a number of tokens of at least 0, not {n}.")
@@ -161,11 +165,63 @@ class PooledKVCache(KVCache):
                 f"reset() the cache and append what should stay."
             )
         n = min(n, len(self))
-        trimmed = trim(n)
+        spare_k, spare_v = self._keys.spare_for(self._keys.n_tokens - n), []
+        try:
+            spare_v = self._values.spare_for(self._values.n_tokens - n)
+            trimmed = trim(n)
+        except BaseException:
+            self._pool.free(spare_k + spare_v)
+            raise
         n = n if trimmed is None else int(trimmed)
-        self._keys.trim(n)
-        self._values.trim(n)
+        self._keys.trim(n, spare_k)
+        self._values.trim(n, spare_v)
         return n
+
+    # The owner comes first: there is no fork without one here, and the multiple is the pool's block size.
+    def fork(self, owner: int, n_tokens: int | None = None) -> PooledKVCache:  # type: ignore[override]
+        """A cache of the first n_tokens for another owner, independent from now on.
+
+        Blocks that the wrapped cache shares whole with its fork are shared in the pool; the rest are the fork's own.
+        After `release`, all are.
+
+        Args:
+            owner: Not this cache's, and none that holds blocks of it already.
+            n_tokens: None is all of them.
+
+        Raises:
+            ValueError: The owner is this cache's or holds its blocks, or it has fewer tokens; nothing was changed.
+            NotImplementedError: The wrapped cache can't be forked; nothing was changed.
+            BlockPoolExhaustedError: The pool has too little for the fork's own blocks; nothing was changed.
+        """
+        if owner == self._owner:
+            raise ValueError(f"A fork needs an owner of its own, and {owner!r} holds the cache that is forked.")
+        n_tokens, plans = self._plan_fork(n_tokens)
+        self._pool.require(*_needs(plans))
+        taken: list[list[Block]] = []
+        try:
+            for side, plan in zip(self._sides, plans, strict=True):
+                taken.append(side.take_fork(plan, owner))
+            inner = self._inner.fork(n_tokens=n_tokens, multiple_of=self._pool.config.block_size)
+        except BaseException:
+            self._pool.free(block for blocks in taken for block in blocks)
+            raise
+        twin = PooledKVCache(inner, self._pool, owner, self._format)
+        for mine, its, plan, blocks in zip(self._sides, twin._sides, plans, taken, strict=True):
+            its.begin_fork(mine, plan, blocks, n_tokens)
+        return twin
+
+    def fork_needs(self, n_tokens: int | None = None) -> tuple[int, int, int]:
+        """K blocks, V blocks and bytes that `fork` would take from the pool.
+
+        Raises:
+            ValueError: This cache has fewer tokens.
+            NotImplementedError: The wrapped cache can't be forked.
+        """
+        return _needs(self._plan_fork(n_tokens)[1])
+
+    def shared_blocks(self) -> int:
+        """K and V blocks of this cache that another one holds, too."""
+        return sum(self._pool.is_shared(block) for side in self._sides for block in side.blocks[slice(*side.final)])
 
     def blocks_needed(self, n_tokens: int) -> tuple[int, int]:
         """The (K, V) blocks that appending n_tokens more tokens would take from the pool now."""
@@ -182,7 +238,24 @@ class PooledKVCache(KVCache):
     def __repr__(self) -> str:
         return f"<PooledKVCache of {len(self)} tokens in {self.n_blocks_held()} blocks, owner {self._owner}>"
 
-    def _take_both(self, k: Any, v: Any) -> tuple[_Taken, _Taken]:
+    @property
+    def _sides(self) -> tuple[PooledSide, PooledSide]:
+        return self._keys, self._values
+
+    def _plan_fork(self, n_tokens: int | None) -> tuple[int, list[ForkPlan]]:
+        fork = getattr(type(self._inner), "fork", None)
+        if fork is None or fork is KVCache.fork:
+            raise NotImplementedError(
+                f"{type(self._inner).__name__} can't be forked (it has no fork); "
+                f"make a new cache and append the tokens it should begin with."
+            )
+        held = len(self)
+        n_tokens = held if n_tokens is None else whole("n_tokens of a fork", n_tokens, 0)
+        if n_tokens > held:
+            raise ValueError(f"This cache holds {held} tokens, so a fork can't begin with {n_tokens}.")
+        return n_tokens, [side.plan_fork(n_tokens) for side in self._sides]
+
+    def _take_both(self, k: Any, v: Any) -> tuple[Taken, Taken]:
         taken_k = self._keys.take(k)
         try:
             return taken_k, self._values.take(v)
@@ -190,7 +263,7 @@ class PooledKVCache(KVCache):
             self._keys.undo(taken_k)
             raise
 
-    def _append_taken(self, k: Any, v: Any, taken_k: _Taken, taken_v: _Taken) -> None:
+    def _append_taken(self, k: Any, v: Any, taken_k: Taken, taken_v: Taken) -> None:
         try:
             self._inner.append_key(k)
         except BaseException:
@@ -207,122 +280,7 @@ class PooledKVCache(KVCache):
         self._values.note_sealed()
 
 
-_Taken = tuple[int, int]
-"""What `_Side.take` changed: (tokens, blocks)."""
-
-
-class _Side:
-    """The blocks of one stream of one cache: none, or ceil(n_tokens / block_size) with their n_used right."""
-
-    def __init__(self, stream: Stream, inner: Any, pool: BlockPoolAllocator, owner: int, format: str) -> None:
-        self.stream = stream
-        self._size = pool.config.block_size
-        self._sealed = getattr(inner, "sealed", None)
-        self._noted: Sealed | None = None
-        self._coded = (0, 0)  # blocks [first, end) that are marked as compressed
-        self.token_bytes = 0  # of a token as it comes, all heads
-        self.pool = pool
-        self.owner = owner
-        self.format = format
-        self.blocks: list[Block] = []
-        self.n_tokens = 0
-
-    def n_held(self) -> int:
-        blocks = self.blocks  # read once: another thread may ask
-        if not blocks or blocks[-1].owner is not None:
-            return len(blocks)
-        return sum(block.owner is not None for block in blocks)
-
-    def n_missing(self, n: int) -> int:
-        """Blocks that n more tokens would take."""
-        return max(0, -(-(self.n_tokens + n) // self.pool.config.block_size) - self.n_held())
-
-    def take(self, x: Any) -> _Taken:
-        """Take what the tokens in x need, or raise BlockPoolExhaustedError and change nothing."""
-        n = _n_tokens(x)
-        if not self.token_bytes:
-            self.token_bytes = _n_bytes(x) // n
-        self._forget_freed()
-        n_tokens, room = self.n_tokens + n, len(self.blocks) * self._size
-        new: list[Block] = []
-        if n_tokens > room:
-            # Blocks held become full, so what doesn't fit into them is what the new blocks hold.
-            n_bytes = self.token_bytes * self._size
-            new = self.pool.allocate(self.stream, n_tokens - room, self.owner, self.format, n_bytes)
-        self._mark(len(self.blocks) - 1, n_tokens)
-        self.blocks += new
-        self.n_tokens = n_tokens
-        return n, len(new)
-
-    def note_sealed(self) -> None:
-        """Mark the blocks that the wrapped cache has compressed whole since the last time, or taken back."""
-        sealed: Sealed | None = None if self._sealed is None else self._sealed(self.stream)
-        if sealed is self._noted or sealed is None or not self.blocks:
-            return
-        self._noted = sealed
-        first = -(-sealed.first // self._size)
-        end = max(first, min((sealed.first + sealed.n_tokens) // self._size, len(self.blocks)))
-        was_first, was_end = self._coded
-        self._coded = (first, end)
-        live = [(i, block) for i, block in enumerate(self.blocks) if block.owner is not None]
-        coded = [b for i, b in live if first <= i < end and not was_first <= i < was_end]
-        exact = [b for i, b in live if was_first <= i < was_end and not first <= i < end]
-        format = sealed.format if self.format == "fp16" else self.format
-        if coded:
-            self.pool.mark_formats(coded, format, sealed.bytes_per_token * self._size)
-        if exact:
-            self.pool.mark_formats(exact, self.format, self.token_bytes * self._size)
-        self._charge_constant(sealed, is_coded=first == 0 < end)
-
-    def _charge_constant(self, sealed: Sealed, *, is_coded: bool) -> None:
-        """Count what is held for all tokens together with the first block."""
-        block = self.blocks[0]
-        per_token = sealed.bytes_per_token if is_coded else self.token_bytes
-        n_bytes = per_token * self._size + sealed.constant_bytes
-        if block.owner is not None and block.n_bytes != n_bytes:
-            self.pool.mark_format(block, block.format, n_bytes)
-
-    def undo(self, taken: _Taken) -> None:
-        n, n_blocks = taken
-        self._cut(self.n_tokens - n, len(self.blocks) - n_blocks)
-
-    def trim(self, n: int) -> None:
-        n_tokens = max(0, self.n_tokens - n)
-        self._forget_freed()
-        self._cut(n_tokens, min(len(self.blocks), -(-n_tokens // self.pool.config.block_size)))
-        self.note_sealed()
-
-    def release(self) -> None:
-        self.pool.free(self.blocks)
-        self.blocks = []
-        self._coded, self._noted = (0, 0), None
-
-    def _cut(self, n_tokens: int, n_blocks: int) -> None:
-        gone = self.blocks[n_blocks:]
-        del self.blocks[n_blocks:]
-        self._coded = (min(self._coded[0], n_blocks), min(self._coded[1], n_blocks))
-        self.pool.free(gone)
-        self.n_tokens = n_tokens
-        self._mark(n_blocks - 1, n_tokens)
-
-    def _mark(self, i: int, n_tokens: int) -> None:
-        """Set how full block i is when the side holds n_tokens."""
-        if i >= 0:
-            size = self.pool.config.block_size
-            n_used, block = min(size, n_tokens - i * size), self.blocks[i]
-            if 0 < block.n_used < size and 0 < n_used < size:
-                block.n_used = n_used  # partly filled before and after: the pool counts it the same
-            elif block.n_used != n_used:
-                self.pool.mark_used(block, n_used)
-
-    def _forget_freed(self) -> None:
-        # pool.free_all(owner) frees blocks past us; the last block tells, without a look at every one.
-        if self.blocks and self.blocks[-1].owner is None:
-            self.blocks = [block for block in self.blocks if block.owner is not None]
-            self._coded, self._noted = (0, 0), None
-
-
-def _append_one(side: _Side, append: Callable[[Any], None], x: Any) -> None:
+def _append_one(side: PooledSide, append: Callable[[Any], None], x: Any) -> None:
     taken = side.take(x)
     try:
         append(x)
@@ -332,18 +290,6 @@ def _append_one(side: _Side, append: Callable[[Any], None], x: Any) -> None:
     side.note_sealed()
 
 
-def _n_tokens(x: Any) -> int:
-    """1 for a single vector `(d,)`, else n_tokens of `(n_kv_heads, n_tokens, d)`; arrays or nested lists."""
-    shape = getattr(x, "shape", None)
-    if shape is not None:
-        return 1 if len(shape) < 2 else int(shape[1])
-    rows = x[0] if isinstance(x, (list, tuple)) and x else None
-    return len(rows) if isinstance(rows, (list, tuple)) else 1
-
-
-def _n_bytes(x: Any) -> int:
-    """Of an array; nested lists become float32."""
-    n_bytes = getattr(x, "nbytes", None)
-    if n_bytes is not None:
-        return int(n_bytes)
-    return sum(_n_bytes(part) for part in x) if isinstance(x, (list, tuple)) else 4
+def _needs(plans: list[ForkPlan]) -> tuple[int, int, int]:
+    keys, values = plans
+    return keys.n_blocks, values.n_blocks, keys.n_bytes + values.n_bytes

@@ -161,6 +161,83 @@ def test_an_owners_blocks_come_in_the_order_they_were_taken() -> None:
     assert pool.stats.blocks_in_use() == 0
 
 
+# ---------------------------------------------------------------- sharing
+def test_a_shared_block_counts_once_and_goes_back_with_its_last_handle() -> None:
+    pool = pool_of(8)
+    blocks = pool.allocate("k", 20, owner=1, n_bytes=100)
+    before = pool.stats.snapshot()
+    twins = pool.share(blocks, owner=2)
+    after = pool.stats.snapshot()
+    assert (after.n_shared, [pool.is_shared(b) for b in (*blocks, *twins)]) == (2, [True] * 4)
+    after.n_shared = 0
+    assert after == before
+    assert pool.bytes_by_format() == {"fp16": 200}
+    pool.free_all(1)
+    assert (pool.stats.blocks_in_use(), pool.stats.n_frees, pool.bytes_in_use) == (2, 0, 200)
+    assert pool.blocks_for(2) == twins
+    pool.free([*blocks, *twins, *twins])
+    assert (pool.stats.blocks_in_use(), pool.stats.n_frees, pool.bytes_in_use) == (0, 2, 0)
+    assert pool.stats.fragmentation() == 0.0
+
+
+def test_what_several_hold_is_final_until_one_is_left() -> None:
+    pool = pool_of(8)
+    (block,) = pool.allocate("k", 20, owner=1)[1:]
+    (twin,) = pool.share([block], owner=2)
+    with pytest.raises(ValueError, match="shared by 2 owners"):
+        pool.mark_used(twin, 5)
+    with pytest.raises(ValueError, match="shared by 2 owners"):
+        pool.mark_formats([block], "int4")
+    pool.free([block])
+    pool.mark_used(twin, 5)
+    pool.mark_format(twin, "int4", 10)
+    assert (twin.n_used, twin.format, pool.bytes_in_use) == (5, "int4", 10)
+
+
+def test_sharing_is_all_or_nothing() -> None:
+    pool = pool_of(8)
+    first, second = pool.allocate("k", 32, owner=1)
+    pool.free([second])
+    (third,) = pool.allocate("v", 1, owner=1)
+    pool.share([third], owner=2)
+    for wrong, owner, message in (
+        ([first, second], 2, "not checked out"),
+        ([first, third], 2, "Owner 2 holds block"),
+        ([first], 1, "Owner 1 holds block"),
+        ([first, first], 3, "Owner 3 holds block"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pool.share(wrong, owner)
+    nobody: Any = None
+    with pytest.raises(ValueError, match="needs an owner"):
+        pool.share([first], nobody)
+    stranger: Any = 7
+    with pytest.raises(TypeError, match=r"share\(\) takes the Block objects"):
+        pool.share([first, stranger], 3)
+    assert (pool.stats.n_shared, len(pool.blocks_for(2)), pool.share([], 3)) == (1, 1, [])
+    pool.register_owner(3)  # the refused owner did not become active
+
+
+# ---------------------------------------------------------------- the limit in bytes
+def test_the_limit_in_bytes_can_be_changed_and_takes_nothing_away() -> None:
+    pool = pool_of(8)
+    assert (pool.max_bytes, pool.free_bytes()) == (None, None)
+    blocks = pool.allocate("k", 32, owner=1, n_bytes=100)
+    pool.limit_bytes(150)
+    assert (pool.max_bytes, pool.free_bytes(), pool.bytes_in_use) == (150, 0, 200)
+    with pytest.raises(BlockPoolExhaustedError, match=r"limit_bytes\(\)"):
+        pool.allocate("k", 1, owner=1, n_bytes=1)
+    pool.require(0, 0, 0)  # who needs nothing is not refused
+    assert len(pool.share(blocks, owner=2)) == 2
+    pool.limit_bytes(300)
+    assert pool.free_bytes() == 100
+    pool.allocate("k", 1, owner=1, n_bytes=100)
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="max_bytes must be a whole number"):
+            pool.limit_bytes(wrong)  # type: ignore[arg-type]
+    assert pool.max_bytes == 300
+
+
 # ---------------------------------------------------------------- owners
 def test_an_active_owner_cannot_be_registered_again() -> None:
     pool = pool_of(8)
@@ -306,6 +383,7 @@ def test_prometheus_text_has_the_usual_names() -> None:
     pool.allocate("k", 20, owner=1)
     text = pool.stats.to_prometheus()
     assert "# TYPE veloxquant_block_pool_blocks_in_use gauge\nveloxquant_block_pool_blocks_in_use 2\n" in text
+    assert "# TYPE veloxquant_block_pool_blocks_shared gauge\nveloxquant_block_pool_blocks_shared 0\n" in text
     assert "veloxquant_block_pool_fragmentation 0.111111\n" in text
     assert "# TYPE veloxquant_block_pool_allocations_total counter\nveloxquant_block_pool_allocations_total 2\n" in text
     assert text.endswith("veloxquant_block_pool_retired_total 0\n")

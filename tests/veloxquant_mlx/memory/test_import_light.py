@@ -11,7 +11,9 @@ HEAVY = {"mlx", "mlx_lm", "numpy"}
 LIGHT = [
     "veloxquant_mlx.memory",
     "veloxquant_mlx.memory.block_pool",
+    "veloxquant_mlx.memory.pool_size",
     "veloxquant_mlx.memory.pooled_cache",
+    "veloxquant_mlx.memory.pooled_side",
     "veloxquant_mlx.core.abstractions",
 ]
 
