@@ -2,30 +2,34 @@
 
 An mlx-lm attention layer calls `cache.update_and_fetch(keys, values)` and then the function
 `scaled_dot_product_attention(queries, keys, values, cache=..., scale, mask)` of its own module. `attach` rebinds that
-name in the modules of one loaded model to a function which lets a `LayerCache` attend by itself and calls the original
-for every other cache. Models without that name still work: `update_and_fetch` then returns unpacked keys and values.
+name in the modules of one loaded model to a function which lets a `LayerCache` attend by itself, takes the rows of a
+`batch` apart, and calls the original for every other cache. Models without that name still work: `update_and_fetch`
+then returns unpacked keys and values.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache as StockKVCache
-from mlx_lm.models.cache import create_attention_mask, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
-from veloxquant_mlx.cache.base import KVCacheFactory
-from veloxquant_mlx.cache.coded_cache import CodedKVCache
 from veloxquant_mlx.cache.config import KVCacheConfig
 from veloxquant_mlx.core.exceptions import QuantizerConfigError
+from veloxquant_mlx.integrations.batch import BatchLayer, batch
+from veloxquant_mlx.integrations.layer_cache import LayerCache
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
-from veloxquant_mlx.memory.pooled_cache import PooledKVCache
+
+__all__ = ["LayerCache", "attach", "batch", "build_caches", "can_batch", "fork_caches", "pooled_layers", "rewind"]
 
 _ATTENTION = "scaled_dot_product_attention"
-_ATTENDS = "_veloxquant_attends"  # where a model keeps what `attach` found out about it
+# Where a model keeps what `attach` found out about it.
+_ATTENDS = "_veloxquant_attends"
+_BATCHES = "_veloxquant_batches"
 
 
 def attach(model: Any) -> bool:
@@ -46,15 +50,19 @@ def attach(model: Any) -> bool:
         original = getattr(module, _ATTENTION, None)
         if original is not None and name.startswith("mlx_lm.models.") and not isinstance(original, _Dispatch):
             setattr(module, _ATTENTION, _Dispatch(original))
-    reference = _probe(model, make_prompt_cache(model))
+    pool = BlockPoolAllocator(PoolConfig(n_blocks=1, grow_on_exhaustion=True))
+
+    def make(dispatched: bool) -> list[Any]:
+        return _caches(model, KVCacheConfig(method="fp16"), pool, owner=0, dispatched=dispatched)
+
+    reference = [_next(model, _read(model, n, make_prompt_cache(model))) for n in _PROBES]
     for dispatched in (True, False):
-        pool = BlockPoolAllocator(PoolConfig(n_blocks=1, grow_on_exhaustion=True))
-        caches = _caches(model, KVCacheConfig(method="fp16"), pool, owner=0, dispatched=dispatched)
         try:
-            logits = _probe(model, caches)
+            found = [_next(model, _read(model, n, make(dispatched))) for n in _PROBES]
         except Exception:  # noqa: BLE001  # it made something of keys that were not all there: that is the answer
             continue
-        if float(mx.linalg.norm(logits - reference)) <= 0.02 * float(mx.linalg.norm(reference)):
+        if _alike(found, reference):
+            setattr(model, _BATCHES, dispatched and _batches(model, lambda: make(True), reference))
             setattr(model, _ATTENDS, dispatched)
             return dispatched
     raise QuantizerConfigError(
@@ -63,12 +71,47 @@ def attach(model: Any) -> bool:
     )
 
 
-def _probe(model: Any, caches: list[Any]) -> mx.array:
-    """The logits of one token after sixteen others, (vocabulary,)."""
-    model(mx.arange(1, 17)[None], cache=caches)
+def can_batch(model: Any) -> bool:
+    """Whether several sequences may share a decode step of this model (see `batch`).
+
+    Not where it computes with a batch's positions as if they were one number, and not where its layers don't attend
+    through `LayerCache.attend`. Found out by trying, in `attach`.
+    """
+    attach(model)
+    return bool(getattr(model, _BATCHES))
+
+
+# Tokens of the sequences that are tried; two lengths, so that mixing up their positions shows.
+_PROBES = (16, 5)
+
+
+def _read(model: Any, n: int, caches: list[Any]) -> list[Any]:
+    model(mx.arange(1, n + 1)[None], cache=caches)
+    return caches
+
+
+def _next(model: Any, caches: list[Any]) -> mx.array:
+    """The logits of one more token, (vocabulary,)."""
     logits: mx.array = model(mx.array([[17]]), cache=caches)[0, -1].astype(mx.float32)
     mx.eval(logits)
     return logits
+
+
+def _batches(model: Any, make: Callable[[], list[Any]], reference: list[mx.array]) -> bool:
+    try:
+        caches = [_read(model, n, make()) for n in _PROBES]
+        logits = model(mx.array([[17]] * len(caches)), cache=batch(caches))[:, -1].astype(mx.float32)
+        mx.eval(logits)
+    except Exception:  # noqa: BLE001  # it did something with B offsets or masks that only works with one
+        return False
+    return _alike(list(logits), reference)
+
+
+def _alike(found: list[mx.array], reference: list[mx.array]) -> bool:
+    return all(
+        float(mx.linalg.norm(ours - theirs)) <= 0.02 * float(mx.linalg.norm(theirs))
+        for ours, theirs in zip(found, reference, strict=True)
+    )
 
 
 class _Dispatch:
@@ -80,6 +123,8 @@ class _Dispatch:
     def __call__(
         self, queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, **options: Any
     ) -> mx.array:
+        if isinstance(cache, BatchLayer) and cache.awaits(keys, values):
+            return cache.attend(self, queries, scale, mask, **options)
         if not isinstance(cache, LayerCache) or not cache.awaits(keys, values):
             return self.original(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
         if isinstance(mask, mx.array) or any(option is not None for option in options.values()):
@@ -87,129 +132,6 @@ class _Dispatch:
             keys, values = cache.fetch()
             return self.original(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
         return cache.attend(queries, scale)
-
-
-class LayerCache:
-    """One layer's PooledKVCache behind mlx-lm's cache protocol, for one sequence (batch size 1).
-
-    The cache is made when the first keys and values come, since only they tell the layer's true shapes.
-
-    Args:
-        config: Method, bits, sink, window, seal_step and seed; its shapes are replaced by the layer's own.
-        dispatched: The model's attention calls `attend` (see `attach`).
-    """
-
-    def __init__(self, config: KVCacheConfig, pool: BlockPoolAllocator, owner: int, *, dispatched: bool) -> None:
-        self.pooled: PooledKVCache | None = None
-        self.inner: CodedKVCache | None = None
-        self._config, self._pool, self._owner, self._dispatched = config, pool, owner, dispatched
-        self._new: tuple[mx.array, mx.array] | None = None
-        self.followers: list[LayerCache] = []  # the layers whose turn comes after this one's, where this is the first
-
-    # ------------------------------------------------------------------ mlx-lm's side
-    @property
-    def offset(self) -> int:
-        """Tokens held; where the next token's position starts."""
-        return 0 if self.pooled is None else len(self.pooled)
-
-    def awaits(self, keys: Any, values: Any) -> bool:
-        """Whether these are the very keys and values that came last, and no attention has used them yet."""
-        return self._new is not None and keys is self._new[0] and values is self._new[1]
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Take the keys and values of new tokens, (1, n_kv_heads, n_tokens, d).
-
-        Returns them as they are when `attend` follows, and all tokens unpacked otherwise.
-        """
-        if keys.shape[0] != 1:
-            raise ValueError(f"A LayerCache holds one sequence; this batch has {keys.shape[0]}. Give each its own.")
-        if self.followers:
-            # All layers take these tokens in one forward pass. Were the pool to end half-way, the first layers would
-            # hold tokens that the others lack, and using them on would give wrong answers.
-            n, size = keys.shape[2], self._pool.config.block_size
-            needed = [layer.blocks_needed(n) for layer in (self, *self.followers)]
-            n_k, n_v = sum(k for k, _ in needed), sum(v for _, v in needed)
-            # The layers of one model have keys and values of one size, or else of about one size.
-            self._pool.require(n_k, n_v, (n_k * keys.nbytes + n_v * values.nbytes) // n * size)
-        self._new = (keys, values)
-        return (keys, values) if self._dispatched else self.fetch()
-
-    def fetch(self) -> tuple[mx.array, mx.array]:
-        """Append what is pending and return all keys and values unpacked, (1, n_kv_heads, n_tokens, d).
-
-        The pending ones are returned as they came: they are sealed only afterwards.
-        """
-        k, v = self._take()
-        pooled = self._made(k, v)
-        keys, values = k, v
-        if len(pooled):
-            assert self.inner is not None
-            old_keys, old_values = self.inner.decoded()
-            keys, values = mx.concatenate([old_keys, k], axis=1), mx.concatenate([old_values, v], axis=1)
-        pooled.append(k, v)
-        return keys[None], values[None]
-
-    def attend(self, queries: mx.array, scale: float) -> mx.array:
-        """Append what is pending and attend, (1, n_q_heads, n_tokens, d)."""
-        k, v = self._take()
-        out: mx.array = self._made(k, v).extend_and_attend(k, v, mx.squeeze(queries, 0), scale)
-        return mx.expand_dims(out, 0)
-
-    def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> Any:
-        return create_attention_mask(n, offset=self.offset, window_size=window_size, return_array=return_array)
-
-    def is_trimmable(self) -> bool:
-        return True
-
-    def trim(self, n: int) -> int:
-        return 0 if self.pooled is None else self.pooled.trim(n)
-
-    def empty(self) -> bool:
-        return self.offset == 0
-
-    def size(self) -> int:
-        return self.offset
-
-    @property
-    def state(self) -> list[mx.array]:
-        """The arrays held, for mx.eval."""
-        return [] if self.inner is None else self.inner.arrays
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.pooled is None else self.pooled.memory_bytes()
-
-    @property
-    def uncompressed_bytes(self) -> int:
-        """What the method fp16 would hold for as many tokens."""
-        return 0 if self.inner is None else self.inner.uncompressed_bytes()
-
-    # ------------------------------------------------------------------ the pool's side
-    def blocks_needed(self, n_tokens: int) -> tuple[int, int]:
-        """Key and value blocks that n_tokens more would take from the pool."""
-        if self.pooled is not None:
-            return self.pooled.blocks_needed(n_tokens)
-        blocks = -(-n_tokens // self._pool.config.block_size)
-        return blocks, blocks
-
-    def release(self) -> None:
-        """Give every block and array back."""
-        self._new = None
-        if self.pooled is not None:
-            self.pooled.reset()
-            self.pooled = self.inner = None
-
-    def _take(self) -> tuple[mx.array, mx.array]:
-        assert self._new is not None
-        (keys, values), self._new = self._new, None
-        return mx.squeeze(keys, 0), mx.squeeze(values, 0)
-
-    def _made(self, k: mx.array, v: mx.array) -> PooledKVCache:
-        if self.pooled is None:
-            config = replace(self._config, n_kv_heads=k.shape[0], head_dim=k.shape[2], value_head_dim=v.shape[2])
-            self.inner = KVCacheFactory.create(config)
-            self.pooled = PooledKVCache(self.inner, self._pool, self._owner)
-        return self.pooled
 
 
 def build_caches(model: Any, config: KVCacheConfig, pool: BlockPoolAllocator, owner: int) -> list[Any]:
@@ -225,12 +147,98 @@ def _caches(model: Any, config: KVCacheConfig, pool: BlockPoolAllocator, owner: 
         LayerCache(config, pool, owner, dispatched=dispatched) if type(stock) is StockKVCache else stock
         for stock in make_prompt_cache(model)
     ]
+    _follow(caches)
+    return caches
+
+
+def _follow(caches: Sequence[Any]) -> None:
+    """Let the first layer that takes blocks answer for those after it (see `LayerCache.require`)."""
     layers = pooled_layers(caches)
     if layers:
         layers[0].followers = layers[1:]
-    return caches
 
 
 def pooled_layers(caches: Sequence[Any]) -> list[LayerCache]:
     """The caches of `caches` that take blocks from the pool."""
     return [cache for cache in caches if isinstance(cache, LayerCache)]
+
+
+def rewind(caches: Sequence[Any], n_tokens: int) -> int:
+    """Forget tokens until a sequence's caches hold n_tokens at most, so that what follows is as exact as ever.
+
+    Where that reaches into what is coded already, more is forgotten: as much as a method's window of exact tokens, and
+    down to a block's boundary. To compute those again costs a fraction of a second; without them the latest tokens,
+    which matter most, would be codes until the window has filled again.
+
+    Returns:
+        How many tokens they hold now; None of them changed where it is 0 and a layer can't go back (a sliding window
+        that is full, a state): release them all then.
+    """
+    held = _held(caches)
+    if held <= n_tokens:
+        return held
+    if not all(cache.is_trimmable() for cache in caches):
+        return 0
+    keep = _good_cut(pooled_layers(caches), n_tokens)
+    for cache in caches:
+        cache.trim(held - keep)
+    return keep
+
+
+def _held(caches: Sequence[Any]) -> int:
+    """Tokens that a sequence's caches hold."""
+    layers = pooled_layers(caches)
+    return layers[0].offset if layers else 0
+
+
+def _good_cut(layers: Sequence[LayerCache], n_tokens: int) -> int:
+    """The largest number of tokens of at most n_tokens where these layers can be cut as `rewind` promises."""
+    keep = n_tokens
+    for layer in layers:
+        if layer.offset - n_tokens > layer.exact_tail:
+            keep = min(keep, max(0, n_tokens - layer.window))
+    for layer in layers:
+        if layer.offset - keep > layer.exact_tail or keep < layer.shared_end:
+            # Inside a block, what is left of it would have to become exact, or this sequence's own, again.
+            keep -= keep % layer.block_size
+    return keep
+
+
+def fork_caches(caches: Sequence[Any], owner: int, n_tokens: int) -> list[Any]:
+    """Caches of a second sequence that begins with the first n_tokens of this one, and shares what is sealed of them.
+
+    Where that is not all this one holds and reaches into what is coded, the second one begins with a little less, as
+    `rewind` has it. Other layers' caches (sliding windows, states) are copied.
+
+    Args:
+        caches: Of all layers.
+        owner: The second sequence's id in the pool.
+        n_tokens: Of the tokens held.
+
+    Returns:
+        The caches; how many tokens they hold is their offset. An empty list where a layer can't go back so far.
+
+    Raises:
+        BlockPoolExhaustedError: There is no room for what can't be shared; nothing was changed.
+    """
+    held = _held(caches)
+    layers = pooled_layers(caches)
+    if n_tokens < held:
+        if not all(cache.is_trimmable() for cache in caches):
+            return []
+        n_tokens = _good_cut(layers, n_tokens)
+    n_tokens = min(n_tokens, held)
+    if not n_tokens:
+        return []
+    needs = [layer.fork_needs(n_tokens) for layer in layers]
+    layers[0].pool.require(*(sum(amounts) for amounts in zip(*needs, strict=True)))
+    twins: list[Any] = []
+    for cache in caches:
+        if isinstance(cache, LayerCache):
+            twins.append(cache.fork(owner, n_tokens))
+        else:
+            twins.append(copy.deepcopy(cache))
+            if n_tokens < held:
+                twins[-1].trim(held - n_tokens)
+    _follow(twins)
+    return twins
