@@ -5,19 +5,49 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from app.engine.messages import Command, EngineStopped, Event
+from app.engine.messages import (
+    AnswerEnded,
+    AnswerText,
+    ChatFailed,
+    Command,
+    EngineStopped,
+    Event,
+    LoadModel,
+    ModelFailed,
+    ModelReady,
+    OpenChat,
+    Send,
+)
+from app.engine.values import CacheChoice, Message, ModelInfo, Sampling
 from veloxquant_mlx.core.cpu import prepare_cpu
 from veloxquant_mlx.memory.block_pool import PoolConfig
 
-DEFAULT_POOL = PoolConfig(block_size=16, n_blocks=32_768)
+
+def default_budget() -> int:
+    """Bytes that all chats' caches may have together where nobody has said: a quarter of this computer's memory."""
+    try:
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # a system that doesn't tell
+        installed = 8 << 30
+    return installed // 4 // 1_000_000 * 1_000_000
+
+
+# Blocks are made as they are needed: what limits the chats is the budget, so that compression buys room for more.
+DEFAULT_POOL = PoolConfig(block_size=16, n_blocks=32_768, grow_on_exhaustion=True, max_bytes=default_budget())
+
+
+class EngineError(Exception):
+    """What a blocking call of Engine asked for can't be done; the message says why and what to do."""
 
 
 class Engine:
     """The worker thread, which imports MLX and owns the model, the pool and every cache.
 
-    `with Engine() as engine:` starts and ends it; a window calls start() and shutdown() itself.
+    `with Engine() as engine:` starts and ends it; a window calls start() and shutdown() itself, and uses commands and
+    events only. `load`, `open`, `ask` and `stream` are for scripts: they wait, and take events out of the same queue.
     """
 
     def __init__(self, pool: PoolConfig = DEFAULT_POOL) -> None:
@@ -26,6 +56,7 @@ class Engine:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._asked: set[int] = set()  # chats that `stream` still waits for
 
     def start(self) -> None:
         """Start the worker. An engine serves once; after it has stopped, make another."""
@@ -53,6 +84,57 @@ class Engine:
         except queue.Empty:
             return None
 
+    # ------------------------------------------------------------------ for scripts
+    def load(self, folder: str | None = None) -> ModelInfo:
+        """Load a model folder, or the default model, and wait until it is ready.
+
+        Raises:
+            EngineError: It can't be loaded.
+        """
+        self.submit(LoadModel(folder))
+        while True:
+            event = self.next_event()
+            if isinstance(event, ModelReady):
+                return event.info
+            if isinstance(event, ModelFailed):
+                raise EngineError(event.message)
+            self._check(event)
+
+    def open(self, chat_id: int, cache: CacheChoice | None = None) -> None:
+        """Make a chat."""
+        self.submit(OpenChat(chat_id, cache or CacheChoice()))
+
+    def ask(self, chat_id: int, said: str | Sequence[Message], sampling: Sampling | None = None) -> None:
+        """Let a chat answer a question, or a whole conversation. Returns at once; `stream` has the answer."""
+        messages = (Message("user", said),) if isinstance(said, str) else tuple(said)
+        self.submit(Send(chat_id, messages, sampling or Sampling()))
+        self._asked.add(chat_id)
+
+    def stream(self) -> Iterator[tuple[int, str]]:
+        """What the chats say, as (chat id, more text), until all that were asked have ended.
+
+        Raises:
+            EngineError: One of them failed.
+        """
+        while self._asked:
+            event = self.next_event()
+            match event:
+                case AnswerText(chat_id, text, _):
+                    yield chat_id, text
+                case AnswerEnded(chat_id):
+                    self._asked.discard(chat_id)
+                case ChatFailed(chat_id, message):
+                    self._asked.discard(chat_id)
+                    raise EngineError(f"Chat {chat_id}: {message}")
+                case _:
+                    self._check(event)
+
+    @staticmethod
+    def _check(event: Event | None) -> None:
+        if isinstance(event, EngineStopped):
+            raise EngineError(f"The engine has stopped ({event.error or 'it was asked to'}). Make another one.")
+
+    # ------------------------------------------------------------------ the end
     def shutdown(self, timeout: float) -> bool:
         """Ask the worker to end and wait up to `timeout` seconds. Returns whether it has ended."""
         self._stopping.set()

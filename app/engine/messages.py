@@ -8,24 +8,42 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from veloxquant_mlx.cache.config import METHODS, KVCacheConfig
+from app.engine.values import (
+    AnswerStats,
+    CacheChoice,
+    ChatMemory,
+    ChatState,
+    Message,
+    ModelInfo,
+    PoolReport,
+    Sampling,
+)
+from veloxquant_mlx.cache.config import METHODS
 
 __all__ = [
     "METHODS",
     "AnswerEnded",
     "AnswerStats",
     "AnswerText",
+    "BudgetSet",
     "CacheChoice",
+    "CacheDropped",
     "ChatClosed",
     "ChatFailed",
+    "ChatForked",
     "ChatMemory",
     "ChatOpened",
+    "ChatResumed",
+    "ChatState",
+    "ChatWaiting",
     "CloseChat",
     "Command",
+    "ContextNearlyFull",
     "EndReason",
     "EngineStopped",
     "Event",
     "FetchDefaultModel",
+    "ForkChat",
     "LoadModel",
     "MemoryReport",
     "Message",
@@ -35,112 +53,13 @@ __all__ = [
     "ModelReady",
     "OpenChat",
     "PoolReport",
-    "PoolResized",
     "PromptProgress",
-    "ResizePool",
     "Sampling",
     "Send",
+    "SetBudget",
     "Stop",
+    "TurnsDropped",
 ]
-
-
-# ---------------------------------------------------------------- shared values
-@dataclass(frozen=True, slots=True)
-class CacheChoice:
-    """How one chat's keys and values are stored: a method of `METHODS`, and its bits where it has any."""
-
-    method: str = "turboquant_mse"
-    key_bits: int = 4
-    value_bits: int = 4
-
-    def __post_init__(self) -> None:
-        # Raises QuantizerConfigError for an unknown method or impossible bits, before anything reaches the worker.
-        KVCacheConfig(method=self.method, key_bits=self.key_bits, value_bits=self.value_bits)
-
-    @property
-    def bits(self) -> float | None:
-        """Average bits per stored code, or None where the method stores keys and values as they come."""
-        return None if not METHODS[self.method].bits else (self.key_bits + self.value_bits) / 2
-
-    @property
-    def label(self) -> str:
-        """A short name for people: "fp16", "TurboQuant 4-bit", "TurboQuant K4 V2"."""
-        title = METHODS[self.method].title
-        if not METHODS[self.method].bits:
-            return title
-        if self.key_bits == self.value_bits:
-            return f"{title} {self.key_bits}-bit"
-        return f"{title} K{self.key_bits} V{self.value_bits}"
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen. temperature 0 is greedy."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    max_tokens: int = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """The loaded model, in plain values.
-
-    Attributes:
-        name: The folder's name, for people.
-        context_limit: Tokens the model was made for.
-        bytes_per_token: What one token's keys and values take uncompressed, over all layers, in the type they are
-            computed in here (`dtype`).
-        notices: Sentences the window must show, such as a slow fallback that is in use.
-    """
-
-    name: str
-    folder: str
-    n_layers: int
-    n_kv_heads: int
-    head_dim: int
-    context_limit: int
-    dtype: str
-    device: str
-    bytes_per_token: int
-    notices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerStats:
-    """What one answer cost.
-
-    Attributes:
-        prompt_tokens: Tokens of the whole prompt (conversation so far).
-        reused_tokens: Prompt tokens the cache already held from earlier turns.
-        tokens: Tokens generated.
-        tokens_per_s: Generated tokens per second as a person saw them arrive, other chats' turns included.
-        own_tokens_per_s: Generated tokens per second of this chat's own steps, other chats' turns left out.
-        memory_bytes: nbytes of every array this chat's caches hold now, capacity included.
-        uncompressed_bytes: What the method fp16 would hold for the same number of tokens on this machine.
-    """
-
-    prompt_tokens: int
-    reused_tokens: int
-    tokens: int
-    tokens_per_s: float
-    own_tokens_per_s: float
-    blocks_held: int
-    memory_bytes: int
-    uncompressed_bytes: int
-
-    @property
-    def ratio(self) -> float:
-        """How many times smaller than uncompressed (1.0 for fp16 itself)."""
-        return self.uncompressed_bytes / self.memory_bytes if self.memory_bytes else 1.0
 
 
 # ---------------------------------------------------------------- commands
@@ -165,12 +84,36 @@ class OpenChat:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkChat:
+    """Make the chat `new_chat_id`, which begins as `messages`, the first part of what was said in `chat_id`.
+
+    It shares what the caches of `chat_id` hold of that, without a copy. Where they hold nothing, or there is no room
+    for what can't be shared, it begins without a cache, which its first answer makes. Answered by ChatForked.
+    """
+
+    chat_id: int
+    new_chat_id: int
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
-    """Answer `messages`, the whole conversation, whose last message is the user's."""
+    """Answer `messages`, the whole conversation.
+
+    Attributes:
+        messages: The last one is the user's; or it is an answer that was cut off, which then goes on.
+        context_limit: Tokens of this chat at most, where that is fewer than the model reads.
+        drop_oldest: Leave the oldest turns out where the conversation would be longer than that (never the system's
+            message); otherwise it is refused, and an answer ends there with the reason "context".
+        time_alone: Take a few steps of this chat alone once it has ended, for `AnswerStats.own_tokens_per_s`.
+    """
 
     chat_id: int
     messages: tuple[Message, ...]
     sampling: Sampling = field(default_factory=Sampling)
+    context_limit: int | None = None
+    drop_oldest: bool = False
+    time_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +131,21 @@ class CloseChat:
 
 
 @dataclass(frozen=True, slots=True)
-class ResizePool:
-    """Grow or shrink the pool to `n_blocks` (never below what is in use). Answered by PoolResized."""
+class SetBudget:
+    """Let the caches of all chats take at most max_bytes together; None is no limit. Answered by BudgetSet.
 
-    n_blocks: int
+    Nothing that is in use is taken away by a smaller budget, unless drop_idle allows it.
+
+    Attributes:
+        drop_idle: When memory is short, drop the caches of chats that are not answering, the one used least recently
+            first. Their texts stay, and are read again when they are next used.
+    """
+
+    max_bytes: int | None
+    drop_idle: bool = False
 
 
-Command = LoadModel | FetchDefaultModel | OpenChat | Send | Stop | CloseChat | ResizePool
+Command = LoadModel | FetchDefaultModel | OpenChat | ForkChat | Send | Stop | CloseChat | SetBudget
 
 
 # ---------------------------------------------------------------- events
@@ -268,36 +219,64 @@ class ChatClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolResized:
-    """`n_blocks` is the size reached, which is larger than asked for while more is in use."""
-
-    n_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMemory:
-    """One chat's share of the memory."""
+class ChatForked:
+    """`new_chat_id` is there; it shares what `tokens` tokens take with `chat_id` (0: nothing could be shared)."""
 
     chat_id: int
-    state: Literal["idle", "queued", "prefill", "decode"]
+    new_chat_id: int
     tokens: int
-    blocks_held: int
-    memory_bytes: int
-    uncompressed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class PoolReport:
-    """The shared pool. `active_bytes` is MLX's own counter of everything it holds, weights included."""
+class ChatWaiting:
+    """The chat can't go on until there is memory; it will then do so by itself. `message` says what would help.
 
-    block_size: int
-    n_blocks: int
-    blocks_in_use: int
-    fragmentation: float
-    allocations: int
-    reused: int
-    peak_blocks_in_use: int
-    active_bytes: int
+    Attributes:
+        needed_bytes: What its next step takes.
+        free_bytes: What is free of the budget.
+    """
+
+    chat_id: int
+    needed_bytes: int
+    free_bytes: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatResumed:
+    """There is memory again for a chat that waited."""
+
+    chat_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDropped:
+    """The chat's cache was dropped to make room for others. Its text is read again when it is next used."""
+
+    chat_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextNearlyFull:
+    """The conversation takes `used` of the `limit` tokens that this chat may have; sent before it ends there."""
+
+    chat_id: int
+    used: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsDropped:
+    """The model was not given the first `n_messages` of the conversation (a system's message not counted)."""
+
+    chat_id: int
+    n_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSet:
+    max_bytes: int | None
+    drop_idle: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +305,13 @@ Event = (
     | AnswerEnded
     | ChatFailed
     | ChatClosed
-    | PoolResized
+    | ChatForked
+    | ChatWaiting
+    | ChatResumed
+    | CacheDropped
+    | ContextNearlyFull
+    | TurnsDropped
+    | BudgetSet
     | MemoryReport
     | EngineStopped
 )

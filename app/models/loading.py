@@ -19,6 +19,7 @@ class LoadedModel:
     Attributes:
         n_layers: Layers with a plain KV cache, whose keys and values are (n_kv_heads, n_tokens, head_dim).
         bytes_per_token: Their keys and values of one token, uncompressed, in `dtype`.
+        together: Whether several chats may share one decode step.
     """
 
     model: Any
@@ -33,6 +34,7 @@ class LoadedModel:
     dtype: str
     device: str
     notices: tuple[str, ...]
+    together: bool = True
 
 
 def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> LoadedModel:
@@ -56,7 +58,7 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
     from mlx_lm.utils import dequantize_model, load_tokenizer
     from mlx_lm.utils import load_model as load_weights
 
-    from veloxquant_mlx.integrations.mlx_lm import attach
+    from veloxquant_mlx.integrations.mlx_lm import attach, can_batch
 
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     step("Reading the weights", 0.2)
@@ -103,6 +105,12 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
             "OpenBLAS is missing, so the model runs many times slower than it could. "
             "Install it (on Debian and Ubuntu: sudo apt-get install libopenblas0-pthread) and start the app again."
         )
+    together = can_batch(model)
+    if not together:
+        notices.append(
+            f"{_name(folder, config)} can't compute the answers of several chats in one step, so chats that answer at "
+            f"the same time share its speed."
+        )
     step("Ready", 1.0)
     return LoadedModel(
         model=model,
@@ -117,6 +125,7 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
         dtype=str(plain[0].keys.dtype).removeprefix("mlx.core."),
         device="CPU" if on_cpu else "GPU",
         notices=tuple(notices),
+        together=together,
     )
 
 

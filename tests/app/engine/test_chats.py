@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.chat import Chat
+from app.engine.chat import Answer
 from app.engine.messages import (
     METHODS,
     AnswerEnded,
@@ -15,11 +15,9 @@ from app.engine.messages import (
     CloseChat,
     ModelReady,
     PromptProgress,
-    ResizePool,
     Stop,
 )
 from tests.app.engine.driver import Driver
-from veloxquant_mlx.memory.block_pool import PoolConfig
 
 LONG = "Tell me everything about the history of the bicycle. " * 12
 
@@ -149,77 +147,20 @@ def test_other_chats_go_on_while_one_reads_a_long_prompt(tiny: Driver) -> None:
     assert [e for e in between if isinstance(e, AnswerText) and e.chat_id == 1]
 
 
-# ---------------------------------------------------------------- a full pool
-def test_a_full_pool_ends_that_chat_with_advice_and_the_others_go_on(tiny_model_dir: Path) -> None:
-    driver = Driver(PoolConfig(n_blocks=64))  # 2 layers, keys and values: 4 blocks for every 16 tokens
-    driver.load(tiny_model_dir)
-    driver.open(1)
-    driver.send(1, "Hello", max_tokens=70)
-    driver.open(2)
-    driver.send(2, "Hello there, " * 150, max_tokens=300)
-    ends = driver.finish(1, 2)
-    failed = ends[2]
-    assert isinstance(failed, ChatFailed)
-    assert "64" in failed.message
-    assert "Pool size" in failed.message
-    assert isinstance(ends[1], AnswerEnded)
-    driver.engine.submit(CloseChat(1))
-    driver.engine.submit(ResizePool(400))
-    driver.send(2, "Hello there, " * 150, max_tokens=20)
-    assert isinstance(driver.finish(2)[2], AnswerEnded)
-    driver.engine.submit(CloseChat(2))
-    assert driver.memory(lambda report: not report.chats).pool.blocks_in_use == 0
-    driver.end()
-
-
-def test_the_pool_never_shrinks_below_what_is_in_use(tiny: Driver) -> None:
-    tiny.open(1)
-    tiny.ask(1, LONG)
-    tiny.engine.submit(ResizePool(4))
-    report = tiny.memory(lambda report: report.pool.n_blocks < 8_192)
-    assert report.pool.n_blocks >= report.pool.blocks_in_use > 4
-    tiny.engine.submit(ResizePool(1_000))
-    assert tiny.memory(lambda report: report.pool.n_blocks == 1_000).pool.blocks_in_use == report.pool.blocks_in_use
-
-
 # ---------------------------------------------------------------- things that go wrong in one chat
-def test_an_error_in_one_chats_step_stays_in_that_chat(tiny: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.engine import worker
-    from app.engine.chat import decode_step as real_step
-
-    def step(model: object, chat: Chat) -> int:
-        if chat.chat_id == 1 and len(chat.held) > 30:
-            raise RuntimeError("[metal] out of memory")
-        return real_step(model, chat)
-
-    monkeypatch.setattr(worker, "decode_step", step)
-    for chat_id in (1, 2):
-        tiny.open(chat_id)
-        tiny.send(chat_id, "Hello", max_tokens=60)
-    ends = tiny.finish(1, 2)
-    failed = ends[1]
-    assert isinstance(failed, ChatFailed)
-    assert "out of memory" in failed.message
-    assert isinstance(ends[2], AnswerEnded)
-    monkeypatch.setattr(worker, "decode_step", real_step)
-    assert tiny.ask(1, "Hello") == tiny.ask(2, "Hello")  # and it can be used again
-
-
 def test_words_that_can_not_be_written_out_end_that_answer_only(tiny: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token outside the tokenizer's vocabulary took the engine down, and every chat with it."""
-    from app.engine import worker
+    real = Answer.hand_out
 
-    real_step = worker.Worker._emit_text
-
-    def emit(self: worker.Worker, chat: Chat) -> None:
-        if chat.chat_id == 1:
+    def hand_out(self: Answer, token: int) -> str:
+        if "number 1" in self.messages[0].content:
             raise IndexError("list index out of range")
-        real_step(self, chat)
+        return real(self, token)
 
-    monkeypatch.setattr(worker.Worker, "_emit_text", emit)
+    monkeypatch.setattr(Answer, "hand_out", hand_out)
     for chat_id in (1, 2):
         tiny.open(chat_id)
-        tiny.send(chat_id, "Hello", max_tokens=40)
+        tiny.send(chat_id, f"Hello, number {chat_id}", max_tokens=40)
     ends = tiny.finish(1, 2)
     assert isinstance(ends[1], ChatFailed)
     assert isinstance(ends[2], AnswerEnded)
