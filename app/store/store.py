@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class StoredChat:
         value_bits: Bits per value coordinate.
         created_at: Seconds since 1970 (UTC).
         updated_at: The same, of the last change of the chat or its messages.
+        settings: What was chosen for this chat alone, as JSON values; empty for nothing.
     """
 
     id: int
@@ -45,6 +46,7 @@ class StoredChat:
     value_bits: int
     created_at: float
     updated_at: float
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,12 @@ def _create(db: sqlite3.Connection) -> None:
     db.execute("CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
 
 
+def _add_settings(db: sqlite3.Connection) -> None:
+    db.execute("ALTER TABLE chats ADD COLUMN settings TEXT NOT NULL DEFAULT '{}'")
+
+
 # MIGRATIONS[n] takes a file from schema version n to n + 1, in one transaction. Append; never edit one that shipped.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_create]
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_create, _add_settings]
 
 
 class Store:
@@ -123,7 +129,7 @@ class Store:
     def chats(self) -> list[StoredChat]:
         """All chats, the one that changed last first."""
         rows = self._rows(f"SELECT {_CHAT_COLUMNS} FROM chats ORDER BY updated_at DESC, id DESC")
-        return [StoredChat(*row) for row in rows]
+        return [_chat(row) for row in rows]
 
     def add_chat(self, title: str, method: str, key_bits: int, value_bits: int) -> StoredChat:
         """Add a chat without messages."""
@@ -160,6 +166,43 @@ class Store:
                 "UPDATE chats SET method = ?, key_bits = ?, value_bits = ? WHERE id = ?",
                 (method, key_bits, value_bits, chat_id),
             )
+
+    def set_settings(self, chat_id: int, settings: dict[str, Any]) -> None:
+        """Keep what was chosen for one chat, instead of what was kept before.
+
+        Raises:
+            StoreError: There is no such chat.
+            TypeError: A value can't be written as JSON; nothing was changed.
+        """
+        text = json.dumps(settings)
+        with self._transaction() as db:
+            self._touch(db, chat_id)
+            db.execute("UPDATE chats SET settings = ? WHERE id = ?", (text, chat_id))
+
+    def fork_chat(self, chat_id: int, keep: int, title: str) -> StoredChat:
+        """Add a chat that is like another one, with its method, its settings and its first `keep` messages.
+
+        Raises:
+            StoreError: There is no such chat, or keep is below 0.
+        """
+        if keep < 0:
+            raise StoreError(f"fork_chat() keeps a number of messages of at least 0, not {keep}.")
+        now = time.time()
+        with self._transaction() as db:
+            cursor = db.execute(
+                "INSERT INTO chats (title, method, key_bits, value_bits, created_at, updated_at, settings) "
+                "SELECT ?, method, key_bits, value_bits, ?, ?, settings FROM chats WHERE id = ?",
+                (title, now, now, chat_id),
+            )
+            if cursor.rowcount == 0:
+                raise self._no_chat(chat_id)
+            db.execute(
+                "INSERT INTO messages SELECT ?, position, role, content, note FROM messages "
+                "WHERE chat_id = ? AND position < ?",
+                (cursor.lastrowid, chat_id, keep),
+            )
+            row = db.execute(f"SELECT {_CHAT_COLUMNS} FROM chats WHERE id = ?", (cursor.lastrowid,)).fetchone()
+        return _chat(row)
 
     def delete_chat(self, chat_id: int) -> None:
         """Delete a chat and its messages; one that is gone already is fine."""
@@ -307,7 +350,10 @@ class Store:
 
     def _touch(self, db: sqlite3.Connection, chat_id: int) -> None:
         if db.execute("UPDATE chats SET updated_at = ? WHERE id = ?", (time.time(), chat_id)).rowcount == 0:
-            raise StoreError(f"There is no chat {chat_id} in {self.path}; it may have been deleted.")
+            raise self._no_chat(chat_id)
+
+    def _no_chat(self, chat_id: int) -> StoreError:
+        return StoreError(f"There is no chat {chat_id} in {self.path}; it may have been deleted.")
 
     @staticmethod
     def _n_messages(db: sqlite3.Connection, chat_id: int) -> int:
@@ -318,4 +364,13 @@ class Store:
         return int(n)
 
 
-_CHAT_COLUMNS = "id, title, method, key_bits, value_bits, created_at, updated_at"
+_CHAT_COLUMNS = "id, title, method, key_bits, value_bits, created_at, updated_at, settings"
+
+
+def _chat(row: tuple[Any, ...]) -> StoredChat:
+    *plain, text = row
+    try:
+        settings = json.loads(text)
+    except ValueError:  # Somebody has written into the file; the chat is worth more than its settings.
+        settings = {}
+    return StoredChat(*(*plain, settings if isinstance(settings, dict) else {}))

@@ -28,7 +28,7 @@ from PySide6.QtWidgets import (
 
 from app.ui.controller import Controller
 from app.ui.icons import pixmap
-from app.ui.small import plain_tip
+from app.ui.small import elided, plain_tip
 from app.ui.state import Chat
 from app.ui.theme import theme
 
@@ -136,7 +136,7 @@ class ChatDelegate(QStyledItemDelegate):
 def _line(painter: QPainter, font: QFont, colour: str, where: QRect, text: str) -> None:
     painter.setFont(font)
     painter.setPen(QColor(colour))
-    shown = QFontMetrics(font).elidedText(text, Qt.TextElideMode.ElideRight, where.width())
+    shown = elided(QFontMetrics(font), text, where.width())
     painter.drawText(where, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, shown)
 
 
@@ -148,6 +148,7 @@ def close_rect(row: QRect) -> QRect:
 class ChatList(QListView):
     chosen = Signal(int)
     close_asked = Signal(int)
+    settings_asked = Signal(int)
 
     def __init__(self, controller: Controller) -> None:
         super().__init__()
@@ -228,6 +229,7 @@ class ChatList(QListView):
         """What can be done with a chat."""
         chat, menu = self._controller.chats[chat_id], QMenu(self)
         menu.addAction("Rename…", lambda: self._rename(chat_id))
+        menu.addAction("Answer settings…", lambda: self.settings_asked.emit(chat_id))
         stop = menu.addAction("Stop answering", lambda: self._controller.stop(chat_id))
         stop.setEnabled(chat.answering)
         free = menu.addAction("Free its memory", lambda: self._controller.free_memory(chat_id))

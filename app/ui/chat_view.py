@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
+from app.ui.context_bar import ContextBar, DroppedLine
 from app.ui.controller import Controller
 from app.ui.empty_state import EmptyState
-from app.ui.icons import icon
 from app.ui.input_box import Footer, InputBox
+from app.ui.message_scroll import COLUMN, MessageScroll
 from app.ui.message_view import AssistantMessage, UserMessage
-from app.ui.small import ScrollArea, button
-from app.ui.state import Chat
+from app.ui.small import chain_focus
+from app.ui.state import Chat, Turn
 from app.ui.status_line import StatusLine
-from app.ui.theme import theme
-
-COLUMN = 720
 
 
 class ChatView(QWidget):
     """Shows the chat `chat_id`; None is a chat that does not exist until something is sent."""
 
     chat_made = Signal(int)
+    fork_made = Signal(int)
+    budget_asked = Signal()
 
     def __init__(self, controller: Controller) -> None:
         super().__init__()
@@ -30,6 +29,7 @@ class ChatView(QWidget):
         self._controller = controller
         self._chat_id: int | None = None
         self._drafts: dict[int | None, str] = {}
+        self._edits: dict[int | None, dict[int, str]] = {}  # messages that were being written again, by their place
         self._shown: list[tuple[str, UserMessage | AssistantMessage]] = []
         self._empty = EmptyState()
         self._empty.picked.connect(self._take_prompt)
@@ -37,15 +37,21 @@ class ChatView(QWidget):
         self._column.setContentsMargins(0, 24, 0, 24)
         self._column.setSpacing(24)
         self._scroll = MessageScroll(self._column)
+        self._dropped = DroppedLine()
+        self._dropped.setParent(self._scroll.widget())
+        self._dropped.hide()
         self.input = InputBox("Write a message", "Message")
         self.input.sent.connect(self._send)
         self.input.stop_asked.connect(self.stop)
         self._status = StatusLine()
+        self._context = ContextBar()
+        self._context.chosen.connect(self._choose_dropping)
         foot = QWidget()
         below = QVBoxLayout(foot)
         below.setContentsMargins(0, 0, 0, 0)
         below.setSpacing(0)
         below.addWidget(self._status)
+        below.addWidget(self._context)
         below.addWidget(self.input)
         empty_frame = Footer(self._empty, COLUMN)
         self._pages = QStackedLayout()
@@ -61,6 +67,7 @@ class ChatView(QWidget):
         controller.streamed.connect(self._streamed)
         controller.chat_changed.connect(self._chat_changed)
         controller.model_changed.connect(self._refresh_state)
+        controller.memory_changed.connect(self._draw_waiting)
         self.show_chat(None)
 
     @property
@@ -71,10 +78,18 @@ class ChatView(QWidget):
         """Switch to a chat; what was being written in the other one stays there."""
         if chat_id != self._chat_id:
             self._drafts[self._chat_id] = self.input.text
+            self._edits[self._chat_id] = {
+                index: view.editor.text
+                for index, (_, view) in enumerate(self._shown)
+                if isinstance(view, UserMessage) and view.editor is not None
+            }
             self._chat_id = chat_id
             self.input.set_text(self._drafts.pop(chat_id, ""))
         self._clear()
         self._draw_turns()
+        for index, text in self._edits.pop(chat_id, {}).items():
+            if index < len(self._shown) and isinstance(view := self._shown[index][1], UserMessage):
+                view.edit(text)
         self._scroll.to_end()
 
     def refresh(self) -> None:
@@ -104,15 +119,24 @@ class ChatView(QWidget):
     def _chat_changed(self, chat_id: int) -> None:
         chat = self._chat
         if chat_id == self._chat_id and chat is not None:
-            if self._shown and isinstance(view := self._shown[-1][1], AssistantMessage):
-                view.show_waiting(chat if chat.turns and chat.turns[-1].kind == "pending" else None)
+            self._draw_waiting()
             self._refresh_state()
+
+    def _draw_waiting(self) -> None:
+        chat = self._chat
+        if chat is not None and self._shown and isinstance(view := self._shown[-1][1], AssistantMessage):
+            pending = bool(chat.turns) and chat.turns[-1].kind == "pending"
+            view.show_waiting(chat if pending else None, self._controller.can_free_idle)
 
     def _refresh_state(self) -> None:
         chat, model = self._chat, self._controller.model
         answering = chat is not None and chat.answering
         self.input.show_state(self._controller.can_send, answering, model.words)
         self._status.show_model(model)
+        self._context.show_chat(chat, model.info.context_limit if model.info else 0)
+        for index, (_, view) in enumerate(self._shown):
+            if isinstance(view, UserMessage):
+                view.show_state(self._controller.can_send and not answering, index + 1 < len(self._shown))
         choice = chat.choice if chat else self._controller.last_choice
         self._empty.show_state(model, choice.label)
 
@@ -127,18 +151,44 @@ class ChatView(QWidget):
                 if role == turn.role and (isinstance(view, AssistantMessage) or view.content == turn.content):
                     continue
                 self._drop_from(index)
-            made = UserMessage(turn) if turn.role == "user" else AssistantMessage()
-            if isinstance(made, AssistantMessage):
-                made.again.connect(self._again)
+            made = self._made(turn)
             self._column.insertWidget(self._column.count() - 1, made)
             self._shown.append((turn.role, made))
         self._drop_from(len(turns))
         if chat is not None:
             for index, (turn, (_, view)) in enumerate(zip(turns, self._shown, strict=True)):
                 if isinstance(view, AssistantMessage):
-                    view.show_turn(turn, chat, index == len(turns) - 1)
+                    view.show_turn(turn, chat, index == len(turns) - 1, self._controller.can_free_idle)
+        self._draw_dropped(chat.dropped if chat else 0)
         self._pages.setCurrentIndex(1 if turns else 0)
         self._refresh_state()
+        # From top to bottom; Qt's own order is that in which things were made.
+        order = [widget for _, view in self._shown for widget in view.focus_order]
+        chain_focus([*order, *self._context.focus_order, *self.input.focus_order])
+
+    def _made(self, turn: Turn) -> UserMessage | AssistantMessage:
+        """A message's widget, and what its buttons do."""
+        if turn.role == "user":
+            asked = UserMessage(turn)
+            asked.edited.connect(lambda text: self._edit(asked, text))
+            asked.editing_ended.connect(self.setFocus)
+            asked.fork_asked.connect(lambda: self._fork(asked))
+            return asked
+        made = AssistantMessage()
+        made.again.connect(self._again)
+        made.go_on.connect(self._go_on)
+        made.fork_asked.connect(lambda: self._fork(made))
+        made.budget_asked.connect(self.budget_asked)
+        made.free_asked.connect(self._controller.free_idle)
+        return made
+
+    def _draw_dropped(self, before: int) -> None:
+        """The line above the first message that the model still reads."""
+        shown = 0 < before < len(self._shown)
+        self._column.removeWidget(self._dropped)
+        if shown:
+            self._column.insertWidget(before, self._dropped)
+        self._dropped.setVisible(shown)
 
     def _drop_from(self, index: int) -> None:
         for _, view in self._shown[index:]:
@@ -174,57 +224,33 @@ class ChatView(QWidget):
             self._scroll.to_end()
             self._controller.answer_again(self._chat_id)
 
+    def _go_on(self) -> None:
+        if self._chat_id is not None:
+            self._scroll.to_end()
+            self._controller.continue_answer(self._chat_id)
 
-class MessageScroll(ScrollArea):
-    """The messages' scroll area: stays at the end while it grows, unless one has scrolled up to read."""
+    def _index_of(self, wanted: UserMessage | AssistantMessage) -> int:
+        return next(index for index, (_, view) in enumerate(self._shown) if view is wanted)
 
-    def __init__(self, column: QVBoxLayout) -> None:
-        super().__init__()
-        inside, middle = QWidget(), QWidget()
-        middle.setMaximumWidth(COLUMN)
-        middle.setLayout(column)
-        column.addStretch(1)
-        centred = self._centred = QHBoxLayout(inside)
-        centred.setContentsMargins(24, 0, 24, 0)
-        centred.addStretch(1)
-        centred.addWidget(middle, 1000)
-        centred.addStretch(1)
-        self.setWidget(inside)
-        self._at_end = True
-        self._latest = button("Jump to latest")
-        self._latest.setObjectName("latest")
-        self._latest.setParent(self)
-        self._latest.setFixedHeight(32)
-        self._latest.clicked.connect(self.to_end)
-        self._latest.hide()
-        theme().changed.connect(self._tint)
-        self._tint()
-        bar = self.verticalScrollBar()
-        bar.valueChanged.connect(self._scrolled)
-        bar.rangeChanged.connect(self._grown)
+    def _edit(self, view: UserMessage, text: str) -> None:
+        if self._chat_id is not None and self._controller.can_answer(self._chat_id):
+            index = self._index_of(view)
+            view.end_editing()
+            self._scroll.to_end()
+            self._controller.edit_message(self._chat_id, index, text)
+            self.setFocus()
 
-    def to_end(self) -> None:
-        self._at_end = True
-        self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
-        self._latest.hide()
+    def _fork(self, view: UserMessage | AssistantMessage) -> None:
+        """A new chat up to this answer; or up to before this question, which is there to be asked differently."""
+        if self._chat_id is None:
+            return
+        index, question = self._index_of(view), isinstance(view, UserMessage)
+        made = self._controller.fork_chat(self._chat_id, index if question else index + 1)
+        if made is not None:
+            self._drafts[made] = view.content if isinstance(view, UserMessage) else ""
+            self.fork_made.emit(made)
 
-    def _scrolled(self, value: int) -> None:
-        self._at_end = value >= self.verticalScrollBar().maximum() - 8
-        self._latest.setVisible(not self._at_end)
-
-    def _grown(self, _: int, maximum: int) -> None:
-        # The scroll bar takes its room from the margin, so that the messages stay in line with the input below them.
-        bar = self.verticalScrollBar()
-        self._centred.setContentsMargins(24, 0, 24 - (bar.sizeHint().width() if maximum > 0 else 0), 0)
-        if self._at_end:
-            bar.setValue(maximum)
-        self._latest.setVisible(not self._at_end)
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        size = self._latest.sizeHint()
-        self._latest.move((self.width() - size.width()) // 2, self.height() - 40)
-        self._latest.resize(size.width(), 32)
-
-    def _tint(self) -> None:
-        self._latest.setIcon(icon("latest", theme().tokens.text2))
+    def _choose_dropping(self, drops: bool) -> None:
+        if self._chat_id is not None:
+            self._controller.set_drop_oldest(self._chat_id, drops)
+            self.setFocus()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from app.engine.messages import CacheChoice
@@ -22,6 +22,8 @@ SPARE = (*DEFAULT, CacheChoice("spectral", 4, 4), CacheChoice("polar", 4, 4), Ca
 
 
 class CompareView(QWidget):
+    budget_asked = Signal()
+
     def __init__(self, controller: Controller) -> None:
         super().__init__()
         self.setObjectName("compareView")
@@ -89,6 +91,8 @@ class CompareView(QWidget):
         for index, choice in enumerate(choices):
             view = LaneView(choice, index)
             view.choice_changed.connect(self._remember)
+            view.budget_asked.connect(self.budget_asked)
+            view.free_asked.connect(self._controller.free_idle)
             view.remove_asked.connect(lambda view=view: self._remove_lane(view))
             self._row.addWidget(view, 1)
             self._lanes.append(view)
@@ -125,7 +129,7 @@ class CompareView(QWidget):
         comparison, info = self._controller.comparison, self._controller.model.info
         for index in which:
             lane = comparison.lanes[index] if index < len(comparison.lanes) else None
-            self._lanes[index].show_lane(lane, comparison, info.dtype if info else "")
+            self._lanes[index].show_lane(lane, comparison, info.dtype if info else "", self._controller.can_free_idle)
         self._refresh()
 
     def _refresh(self) -> None:

@@ -41,7 +41,9 @@ class Comparison:
             lane.opened = True
         for lane in self.lanes:
             lane.begin()
-            self.submit(Send(lane.id, (Message("user", prompt),), Sampling(max_tokens=max_tokens)))
+            # All lanes share each step of the model, so how fast one is can only be measured alone.
+            messages = (Message("user", prompt),)
+            self.submit(Send(lane.id, messages, Sampling(max_tokens=max_tokens), time_alone=True))
 
     def stop(self) -> None:
         for lane in self.lanes:

@@ -5,46 +5,34 @@ A timer drains the engine's events; text that came since the last drain is one c
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.engine.messages import (
-    AnswerEnded,
-    AnswerText,
     CacheChoice,
-    ChatClosed,
-    ChatFailed,
-    ChatOpened,
     CloseChat,
     Command,
-    EngineStopped,
-    Event,
     FetchDefaultModel,
+    ForkChat,
     LoadModel,
-    MemoryReport,
-    ModelFailed,
-    ModelProgress,
-    ModelReady,
     OpenChat,
-    PoolResized,
-    PromptProgress,
-    ResizePool,
     Sampling,
     Send,
+    SetBudget,
     Stop,
 )
-from app.store.store import StoreError
 from app.ui import settings, words
 from app.ui.comparison import MAX_TOKENS, Comparison
+from app.ui.cost import Cost
+from app.ui.incoming import Incoming
 from app.ui.ports import EngineLike, StoreLike
-from app.ui.settings import parse_choice, write_choice
-from app.ui.state import N_COLOURS, Chat, Lane, Memory, Model, Running, Turn, conversation_of, free_colour
+from app.ui.saving import Saving
+from app.ui.settings import ChatSettings, parse_budget, parse_choice, write_budget, write_choice
+from app.ui.state import N_COLOURS, NEW_TITLE, Chat, Lane, Memory, Model, Turn, conversation_of, free_colour
 
 DRAIN_MS = 33
-SAVE_EVERY_S = 2.0
-_UNSAVED = 1_000_000_000  # ids of chats that could not be written down start here, beyond any in the store
 # The model's authors advise these for chatting (SmolLM2's model card).
 SAMPLING = Sampling(temperature=0.2, top_p=0.9, max_tokens=1024)
 
@@ -70,23 +58,22 @@ class Controller(QObject):
     ) -> None:
         super().__init__(parent)
         self.store = store
+        self.saving = Saving(store, self.model_changed.emit)
         self.model = Model()
         self.memory = Memory()
-        self.save_error = ""  # why the last change could not be written down, for people
+        self.budget = parse_budget(store.setting(settings.BUDGET, ""))  # as the engine confirmed it last
+        self.drop_idle = store.setting(settings.DROP_IDLE, "") == "1"
         self.chats: dict[int, Chat] = {}
         self.colours: dict[int, int] = {}  # of closed chats too: the chart still shows their past
         self.comparison = Comparison(self._submit)
-        self.sampling = SAMPLING  # of chats; the comparison is always greedy
+        self.sampling = SAMPLING  # of chats that have none of their own; the comparison is always greedy
         self._engine = engine
         self._restart_engine = restart_engine
         self.model_folder: str | None = None  # None is the default model
-        self._saved_at: dict[int, float] = {}
-        self._dirty: dict[str, set[int]] = {}
-        for stored in store.chats():
-            choice = parse_choice(f"{stored.method}/{stored.key_bits}/{stored.value_bits}")
-            chat = Chat(stored.id, choice, self._colour_for(stored.id), title=stored.title)
-            chat.turns = [Turn.from_store(m.role, m.content, m.note) for m in store.messages(stored.id)]
+        for chat in self.saving.chats():
+            chat.colour = self._colour_for(chat.id)
             self.chats[chat.id] = chat
+        self._incoming = Incoming(self)
         self._timer = QTimer(self)
         self._timer.setInterval(DRAIN_MS)
         self._timer.timeout.connect(self.drain)
@@ -96,6 +83,8 @@ class Controller(QObject):
         """Start the worker and let it load the model. Call it once the window is on screen."""
         self.model_folder = model_folder
         self._engine.start()
+        if saved := self.store.setting(settings.BUDGET, ""):
+            self._submit(SetBudget(parse_budget(saved), self.store.setting(settings.DROP_IDLE, "") == "1"))
         self._submit(LoadModel(model_folder))
         self._timer.start()
 
@@ -128,8 +117,11 @@ class Controller(QObject):
         self._submit(LoadModel(folder))
         self.model_changed.emit()
 
-    def resize_pool(self, n_blocks: int) -> None:
-        self._submit(ResizePool(n_blocks))
+    def set_budget(self, max_bytes: int | None, drop_idle: bool) -> None:
+        """Let all chats take at most so much memory together (None: as much as there is), now and after a restart."""
+        self.remember(settings.BUDGET, write_budget(max_bytes))
+        self.remember(settings.DROP_IDLE, "1" if drop_idle else "0")
+        self._submit(SetBudget(max_bytes, drop_idle))
 
     def save_all(self) -> None:
         """Write down what is being answered right now, so that nothing on screen is lost when the app ends."""
@@ -137,7 +129,12 @@ class Controller(QObject):
         for chat in self.chats.values():
             if chat.answering and chat.turns:
                 chat.turns[-1].kind = "stopped"
-                self._save_last(chat)
+                self.saving.last_turn(chat)
+
+    @property
+    def save_error(self) -> str:
+        """Why the last change could not be written down, for people."""
+        return self.saving.error
 
     def _submit(self, command: Command) -> None:
         self._engine.submit(command)
@@ -158,12 +155,8 @@ class Controller(QObject):
     def new_chat(self, choice: CacheChoice | None = None) -> int:
         """A new, empty chat; returns its id, which is the store's and the engine's too."""
         choice = choice or self.last_choice
-        try:
-            chat_id = self.store.add_chat("New chat", choice.method, choice.key_bits, choice.value_bits).id
-        except StoreError as error:
-            chat_id = _UNSAVED + len(self.colours)
-            self._saving_failed(error)
-        self.chats[chat_id] = Chat(chat_id, choice, self._colour_for(chat_id), title="New chat")
+        chat_id = self.saving.add_chat(NEW_TITLE, choice)
+        self.chats[chat_id] = Chat(chat_id, choice, self._colour_for(chat_id))
         self.chats_changed.emit()
         return chat_id
 
@@ -175,12 +168,46 @@ class Controller(QObject):
             self._save(self.store.set_method, chat_id, choice.method, choice.key_bits, choice.value_bits)
             self.chat_changed.emit(chat_id)
 
+    def set_settings(self, chat_id: int, chosen: ChatSettings) -> None:
+        """Change how a chat is answered, from its next answer on."""
+        chat = self.chats[chat_id]
+        if chosen.context_limit != chat.settings.context_limit:
+            chat.context, chat.has_room = None, True
+        chat.settings = chosen
+        self._save(self.store.set_settings, chat_id, chosen.write())
+        self.chat_changed.emit(chat_id)
+
+    def set_drop_oldest(self, chat_id: int, drop_oldest: bool) -> None:
+        """Leave the oldest messages out when the context is full, or not. An answer that waited for that goes on."""
+        chat = self.chats[chat_id]
+        asked, chat.asks_room = chat.asks_room, False
+        self.set_settings(chat_id, replace(chat.settings, drop_oldest=drop_oldest))
+        if asked and drop_oldest:
+            self.continue_answer(chat_id)
+
+    def fork_chat(self, chat_id: int, keep: int) -> int | None:
+        """A new chat that begins as this one's first `keep` turns; returns its id. None while one is being written."""
+        parent = self.chats[chat_id]
+        kept = [replace(turn) for turn in parent.turns[:keep]]
+        if any(turn.kind == "pending" for turn in kept):
+            return None
+        title = words.fork_title(parent.title, {chat.title for chat in self.chats.values()})
+        new_id = self.saving.fork_chat(chat_id, keep, title)
+        fork = Chat(new_id, parent.choice, self._colour_for(new_id), title=title, turns=kept, settings=parent.settings)
+        self.chats[new_id] = fork
+        messages = conversation_of(kept)
+        if parent.opened and messages:
+            self._submit(ForkChat(chat_id, new_id, messages))
+            fork.opened = True
+        self.chats_changed.emit()
+        return new_id
+
     def send(self, chat_id: int, text: str) -> bool:
         """Add the person's message and let the model answer. False when that is not possible now."""
         chat, text = self.chats[chat_id], text.strip()
-        if not text or chat.answering or not self.can_send:
+        if not text or not self.can_answer(chat_id):
             return False
-        if not chat.turns:
+        if not chat.turns and chat.title == NEW_TITLE:
             chat.title = words.title_from(text)
             self._save(self.store.rename_chat, chat_id, chat.title)
         chat.turns.append(Turn("user", text))
@@ -188,15 +215,50 @@ class Controller(QObject):
         self._answer(chat)
         return True
 
+    def can_answer(self, chat_id: int) -> bool:
+        return self.can_send and not self.chats[chat_id].answering
+
+    def edit_message(self, chat_id: int, index: int, text: str) -> bool:
+        """Say something else instead of turn `index`, drop what came after it, and let the model answer."""
+        chat, text = self.chats[chat_id], text.strip()
+        if not text or not self.can_answer(chat_id) or chat.turns[index].role != "user":
+            return False
+        if index == 0 and chat.title == words.title_from(chat.turns[0].content):
+            chat.title = words.title_from(text)
+            self._save(self.store.rename_chat, chat_id, chat.title)
+        chat.cut(index + 1)
+        self._save(self.store.truncate_messages, chat_id, index + 1)
+        chat.turns[index] = Turn("user", text)
+        self.saving.last_turn(chat)
+        self._answer(chat)
+        return True
+
     def answer_again(self, chat_id: int) -> bool:
         """Drop the last answer (or failure) and ask for another one."""
         chat = self.chats[chat_id]
-        if chat.answering or not self.can_send or not chat.turns:
+        if not chat.turns or not self.can_answer(chat_id):
             return False
         if chat.turns[-1].role == "assistant":
-            chat.turns.pop()
+            context = chat.context if chat.turns[-1].kind == "failed" else None  # what failed for its length still will
+            chat.cut(len(chat.turns) - 1)
+            chat.context = context
             self._save(self.store.truncate_messages, chat_id, len(chat.turns))
         self._answer(chat)
+        return True
+
+    def continue_answer(self, chat_id: int) -> bool:
+        """Let the last answer go on, which was cut off. Where the context is full, the person is asked first how."""
+        chat = self.chats[chat_id]
+        if not chat.turns or not chat.turns[-1].can_go_on or not self.can_answer(chat_id):
+            return False
+        turn = chat.turns[-1]
+        if turn.kind == "context" and not chat.settings.drop_oldest and not chat.has_room:
+            chat.asks_room = True
+            self.chat_changed.emit(chat_id)
+            return False
+        turn.kind, turn.note = "pending", ""
+        self.saving.last_turn(chat)
+        self._let_answer(chat, turn.cost)
         return True
 
     def stop(self, chat_id: int) -> None:
@@ -226,15 +288,38 @@ class Controller(QObject):
             self.chat_changed.emit(chat_id)
             self.memory_changed.emit()
 
+    @property
+    def can_free_idle(self) -> bool:
+        return any(chat.can_free for chat in self.chats.values())
+
+    def free_idle(self) -> None:
+        """Give back the memory of every chat that is not answering."""
+        for chat in list(self.chats.values()):
+            if chat.can_free:
+                self.free_memory(chat.id)
+
     def _answer(self, chat: Chat) -> None:
+        chat.turns.append(Turn("assistant", "", "pending"))
+        self._save(self.store.add_message, chat.id, "assistant", "", chat.turns[-1].stored_note)
+        self._let_answer(chat, Cost())
+
+    def _let_answer(self, chat: Chat, before: Cost) -> None:
+        """Let the model write on at the last turn, which has cost `before` already."""
         if not chat.opened:
             self._submit(OpenChat(chat.id, chat.choice))
             chat.opened = True
         chat.begin()
-        conversation = conversation_of(chat.turns)
-        chat.turns.append(Turn("assistant", "", "pending"))
-        self._save(self.store.add_message, chat.id, "assistant", "", chat.turns[-1].stored_note)
-        self._submit(Send(chat.id, conversation, self.sampling))
+        chat.before = before
+        chosen = chat.settings
+        self._submit(
+            Send(
+                chat.id,
+                conversation_of(chat.turns),
+                chosen.sampling or self.sampling,
+                context_limit=chosen.context_limit,
+                drop_oldest=chosen.drop_oldest,
+            )
+        )
         self.turns_changed.emit(chat.id)
         self.chat_changed.emit(chat.id)
 
@@ -243,20 +328,7 @@ class Controller(QObject):
         self._save(self.store.set_setting, key, value)
 
     def _save(self, write: Callable[..., object], *values: object) -> None:
-        """Write to the store. A full disk or the like must not take a running chat down: it is told and goes on."""
-        try:
-            write(*values)
-        except StoreError as error:
-            self._saving_failed(error)
-
-    def _saving_failed(self, error: StoreError) -> None:
-        if str(error) != self.save_error:
-            self.save_error = str(error)
-            self.model_changed.emit()
-
-    def _save_last(self, chat: Chat) -> None:
-        self._saved_at[chat.id] = time.monotonic()
-        self._save(self.store.replace_last_message, chat.id, chat.turns[-1].content, chat.turns[-1].stored_note)
+        self.saving.write(write, *values)
 
     def _colour_for(self, chat_id: int) -> int:
         """The chat's own colour, the same after every start, unless another chat has it and one is free."""
@@ -291,104 +363,16 @@ class Controller(QObject):
         events = self._engine.events()
         if not events:
             return
-        self._dirty = {name: set() for name in ("chat", "turns", "text", "lane", "model", "memory")}
-        for event in events:
-            self._apply(event)
-        dirty = self._dirty
-        if dirty["model"]:
+        changed = self._incoming.take(events)
+        if changed.model:
             self.model_changed.emit()
-        for chat_id in dirty["turns"]:
+        for chat_id in changed.turns:
             self.turns_changed.emit(chat_id)
-        for chat_id in dirty["text"] - dirty["turns"]:
+        for chat_id in changed.texts - changed.turns:
             self.streamed.emit(chat_id)
-        for chat_id in dirty["chat"]:
+        for chat_id in changed.chats:
             self.chat_changed.emit(chat_id)
-        for lane_id in dirty["lane"]:
+        for lane_id in changed.lanes:
             self.lane_changed.emit(lane_id)
-        if dirty["memory"]:
+        if changed.memory:
             self.memory_changed.emit()
-
-    def _apply(self, event: Event) -> None:
-        match event:
-            case ModelProgress(stage, fraction):
-                if self.model.phase == "loading":
-                    self.model.stage, self.model.fraction = stage, fraction
-                    self._dirty["model"].add(0)
-            case ModelReady(info):
-                self.model = Model("ready", info=info)
-                self._dirty["model"].add(0)
-            case ModelFailed(message, can_fetch):
-                self.model = Model("failed", error=message, can_fetch=can_fetch)
-                self._dirty["model"].add(0)
-            case EngineStopped(error):
-                self._engine_stopped(error)
-            case MemoryReport():
-                self._memory(event)
-            case ChatOpened() | ChatClosed() | PoolResized():
-                pass  # The next memory report shows it.
-            case PromptProgress() | AnswerText() | AnswerEnded() | ChatFailed():
-                holder = self.holder(event.chat_id)
-                if holder is not None:
-                    self._answering(holder, event)
-
-    def _answering(self, holder: Chat | Lane, event: PromptProgress | AnswerText | AnswerEnded | ChatFailed) -> None:
-        self._touched(holder)
-        now = time.monotonic()
-        match event:
-            case PromptProgress(_, done, total, _):
-                if holder.answering:
-                    holder.phase, holder.done, holder.total = "prefill", done, total
-            case AnswerText(_, text, n_tokens):
-                holder.count(n_tokens, now)
-                if isinstance(holder, Lane):
-                    holder.text += text
-                elif holder.turns:
-                    holder.turns[-1].content += text
-                    self._dirty["text"].add(holder.id)
-                    if now - self._saved_at.get(holder.id, 0.0) > SAVE_EVERY_S:
-                        self._save_last(holder)
-            case AnswerEnded(_, reason, stats):
-                holder.stats = stats
-                if isinstance(holder, Lane):
-                    self.comparison.ended(holder, event)
-                else:
-                    kind = "done" if reason == "stop" else reason
-                    self._finish(holder, Turn("assistant", "", kind, words.answer_note(stats)))
-            case ChatFailed(_, message):
-                if isinstance(holder, Lane):
-                    self.comparison.failed(holder, message)
-                else:
-                    self._finish(holder, Turn("assistant", "", "failed", message))
-
-    def _finish(self, chat: Chat, ending: Turn) -> None:
-        chat.phase = "idle"
-        if chat.turns and chat.turns[-1].kind == "pending":
-            chat.turns[-1].kind, chat.turns[-1].note = ending.kind, ending.note
-            self._save_last(chat)
-        self._dirty["turns"].add(chat.id)
-
-    def _touched(self, holder: Running) -> None:
-        self._dirty["chat" if isinstance(holder, Chat) else "lane"].add(holder.id)
-
-    def _memory(self, report: MemoryReport) -> None:
-        self.memory.take(report)
-        held = {memory.chat_id: memory for memory in report.chats}
-        for holder in (*self.chats.values(), *self.comparison.lanes):
-            holder.memory = held.get(holder.id)
-            if isinstance(holder, Lane):
-                self._touched(holder)
-        self._dirty["memory"].add(0)
-
-    def _engine_stopped(self, error: str) -> None:
-        """Every cache is gone with the worker: what was being answered fails, what was opened must be opened again."""
-        self.model = Model("stopped", error=error)
-        for holder in (*self.chats.values(), *self.comparison.lanes):
-            was_answering, holder.phase, holder.opened, holder.memory = holder.answering, "idle", False, None
-            self._touched(holder)
-            if was_answering and isinstance(holder, Lane):
-                self.comparison.failed(holder, "The engine stopped.")
-            elif was_answering and isinstance(holder, Chat):
-                self._finish(holder, Turn("assistant", "", "failed", "The engine stopped while answering."))
-        self.memory = Memory()
-        self._dirty["model"].add(0)
-        self._dirty["memory"].add(0)

@@ -13,13 +13,14 @@ MAX_LINES = 8
 
 
 class GrowingEdit(QTextEdit):
-    """A plain-text editor as high as its text, from one line to eight."""
+    """A plain-text editor as high as its text, from one line to `max_lines`. Ctrl+Enter, or Enter too, submits it."""
 
     submitted = Signal()
     focused = Signal(bool)
 
-    def __init__(self, placeholder: str, says: str) -> None:
+    def __init__(self, placeholder: str, says: str, enter_sends: bool = True, max_lines: int = MAX_LINES) -> None:
         super().__init__()
+        self._enter_sends, self._max_lines = enter_sends, max_lines
         self.setAcceptRichText(False)
         self.setPlaceholderText(placeholder)
         self.setAccessibleName(says)
@@ -36,11 +37,13 @@ class GrowingEdit(QTextEdit):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
-        if enter and not event.modifiers() & (Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.AltModifier):
+        held = event.modifiers()
+        makes_line = held & (Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.AltModifier)
+        if enter and not makes_line and (self._enter_sends or held & Qt.KeyboardModifier.ControlModifier):
             self.submitted.emit()
             return
         if event.key() == Qt.Key.Key_Escape:
-            event.ignore()  # The window stops the answer with it.
+            event.ignore()  # What is around it cancels with it, or the window stops the answer.
             return
         super().keyPressEvent(event)
 
@@ -59,7 +62,7 @@ class GrowingEdit(QTextEdit):
     def _fit(self) -> None:
         line = self.fontMetrics().lineSpacing()
         wanted = int(self.document().size().height() + 0.999)
-        most = line * MAX_LINES + 4
+        most = line * self._max_lines + 4
         self.setVerticalScrollBarPolicy(
             Qt.ScrollBarPolicy.ScrollBarAsNeeded if wanted > most else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         )
@@ -96,6 +99,10 @@ class InputBox(QFrame):
     @property
     def text(self) -> str:
         return self.edit.toPlainText()
+
+    @property
+    def focus_order(self) -> list[QWidget]:
+        return [self.edit, self.action]
 
     def set_text(self, text: str) -> None:
         self.edit.setPlainText(text)

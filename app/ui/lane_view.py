@@ -16,7 +16,7 @@ from app.ui.textdiff import describe
 from app.ui.theme import theme
 from app.ui.waiting import WaitingLine
 
-OWN_SPEED = "The lane's own speed: the time other lanes took their turns is left out."
+ALONE = "Measured alone for a few steps after the answer. While lanes are running, all of them share each step."
 
 
 class LaneView(QFrame):
@@ -24,6 +24,8 @@ class LaneView(QFrame):
 
     remove_asked = Signal()
     choice_changed = Signal()
+    budget_asked = Signal()
+    free_asked = Signal()
 
     def __init__(self, choice: CacheChoice, index: int) -> None:
         super().__init__()
@@ -37,6 +39,8 @@ class LaneView(QFrame):
         self.remove.clicked.connect(self.remove_asked)
         self._text = DocumentView(f"Answer of lane {index + 1}")
         self._waiting = WaitingLine(stacked=True)
+        self._waiting.budget_asked.connect(self.budget_asked)
+        self._waiting.free_asked.connect(self.free_asked)
         self._error = label("", "warn", wrap=True)
         self._bytes = label("", "large")
         self._ratio = label("", "2")
@@ -90,16 +94,19 @@ class LaneView(QFrame):
         layout.addWidget(self._rule)
         layout.addWidget(self._foot)
 
-    def show_lane(self, lane: Lane | None, comparison: Comparison | None, dtype: str) -> None:
-        """Draw the lane as it is now; None is a place that has not been run."""
+    def show_lane(self, lane: Lane | None, comparison: Comparison | None, dtype: str, can_free: bool = False) -> None:
+        """Draw the lane as it is now; None is a place that has not been run.
+
+        `can_free`: an idle chat holds memory, which the lane may be waiting for.
+        """
         self._foot.setVisible(lane is not None)
         self._rule.setVisible(lane is not None)
-        self._waiting.setVisible(lane is not None and lane.phase in ("queued", "prefill"))
+        self._waiting.setVisible(lane is not None and lane.phase in ("queued", "prefill", "waiting"))
         self._error.setVisible(lane is not None and bool(lane.error))
         if lane is None or comparison is None:
             self._text.show_plain("")
             return
-        self._waiting.show_progress(lane.phase, lane.fraction)
+        self._waiting.show_progress(lane.phase, lane.fraction, lane.wait_message, can_free)
         self._error.setText(lane.error)
         difference = comparison.difference(lane)
         self._text.setVisible(bool(lane.text))
@@ -125,10 +132,10 @@ class LaneView(QFrame):
         if lane.stats is not None:
             ending = ENDINGS.get(lane.ending, "") if lane.ending in ("stopped", "context") else ""
             own = lane.stats.own_tokens_per_s
-            speed = words.rate(own) if own > 0 else ""  # one token alone has no rate
+            speed = f"{words.rate(own)} alone" if own > 0 else ""  # 0: it was not measured
             parts = (ending, speed, words.count(lane.stats.tokens, "token"))
             self._speed.setText(" · ".join(part for part in parts if part))
-            set_tip(self._speed, OWN_SPEED if speed else "")
+            set_tip(self._speed, ALONE if speed else "")
         else:
             self._speed.setText(lane.state_words)
             set_tip(self._speed, "")

@@ -19,6 +19,8 @@ from PySide6.QtWidgets import (
 )
 
 from app.ui import settings
+from app.ui.answer_settings import AnswerSettings
+from app.ui.budget_dialog import BudgetDialog
 from app.ui.chat_view import ChatView
 from app.ui.compare_view import CompareView
 from app.ui.confirm import confirm
@@ -26,8 +28,8 @@ from app.ui.controller import Controller
 from app.ui.memory_panel import MemoryPanel
 from app.ui.menus import make_menus
 from app.ui.notice import Notices
-from app.ui.pool_dialog import PoolDialog
 from app.ui.ports import EngineLike, StoreLike
+from app.ui.settings import ChatSettings
 from app.ui.sidebar import Sidebar
 from app.ui.small import Dot, ElidedLabel, IconButton, label
 from app.ui.theme import theme
@@ -38,7 +40,7 @@ HEADER = 52
 
 
 class Header(QFrame):
-    """The line above the middle: what is shown, and the button of the memory panel."""
+    """The line above the middle: what is shown, and the buttons of its answers' settings and of the memory panel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,6 +49,7 @@ class Header(QFrame):
         self._dot = Dot()
         self._title = ElidedLabel("", "title")
         self._chip = label("", "chip")
+        self.answers = IconButton("sliders", "Answer settings…", 32)
         self.memory = IconButton("panel", "Show or hide the memory panel", 32)
         self.memory.setCheckable(True)
         layout = QHBoxLayout(self)
@@ -55,7 +58,11 @@ class Header(QFrame):
         layout.addWidget(self._dot)
         layout.addWidget(self._title, 1)
         layout.addWidget(self._chip, 0, Qt.AlignmentFlag.AlignVCenter)
-        layout.addWidget(self.memory)
+        buttons = QHBoxLayout()
+        buttons.setSpacing(2)
+        buttons.addWidget(self.answers)
+        buttons.addWidget(self.memory)
+        layout.addLayout(buttons)
 
     def show_place(self, title: str, chip: str = "", colour: int | None = None) -> None:
         self._dot.setVisible(colour is not None)
@@ -114,7 +121,7 @@ class MainWindow(QMainWindow):
     def new_chat(self) -> None:
         """Show an empty chat with the chosen method: the one that is there already, or a new one."""
         choice = self.controller.last_choice
-        empty = next((chat.id for chat in self.controller.chats.values() if not chat.turns and not chat.opened), None)
+        empty = next((chat.id for chat in self.controller.chats.values() if chat.is_new), None)
         if empty is None:
             empty = self.controller.new_chat(choice)
         self.controller.set_choice(empty, choice)
@@ -155,13 +162,31 @@ class MainWindow(QMainWindow):
             self.controller.remember(settings.MEMORY_PANEL, "1" if shown else "0")
         self._arrange()
 
-    def ask_pool_size(self) -> None:
-        info, pool = self.controller.model.info, self.controller.memory.pool
+    def ask_budget(self) -> None:
+        """Ask how much memory all chats may take."""
+        controller = self.controller
+        info, pool = controller.model.info, controller.memory.pool
         if info is None or pool is None:
             return
-        dialog = PoolDialog(info, pool, self)
-        if dialog.exec() == QDialog.DialogCode.Accepted and dialog.n_blocks != pool.n_blocks:
-            self.controller.resize_pool(dialog.n_blocks)
+        dialog = BudgetDialog(info, pool, controller.drop_idle, self)
+        if dialog.exec() == QDialog.DialogCode.Accepted:
+            wanted = (dialog.max_bytes, dialog.drop_idle)
+            if wanted != (pool.max_bytes, controller.drop_idle):
+                controller.set_budget(*wanted)
+        dialog.deleteLater()
+
+    def ask_answer_settings(self, chat_id: int | None = None) -> None:
+        """Ask how a chat, or the one that is shown, is to be answered."""
+        controller = self.controller
+        chat = controller.chats.get(chat_id or self.chat_view.chat_id or 0)
+        info = controller.model.info
+        chosen = chat.settings if chat else ChatSettings()
+        dialog = AnswerSettings(chosen, controller.sampling, info.context_limit if info else None, self)
+        if dialog.exec() == QDialog.DialogCode.Accepted and dialog.chosen != chosen:
+            if chat is None:
+                self.new_chat()
+            controller.set_settings(chat.id if chat else self.chat_view.chat_id or 0, dialog.chosen)
+        dialog.deleteLater()
 
     def ask_model_folder(self) -> None:
         """Load a model from a folder the person picks."""
@@ -204,10 +229,14 @@ class MainWindow(QMainWindow):
         self.sidebar.choice_changed.connect(self._choice_changed)
         self.sidebar.chats.chosen.connect(self.show_chat)
         self.sidebar.chats.close_asked.connect(self.ask_to_close)
+        self.sidebar.chats.settings_asked.connect(self.ask_answer_settings)
         self.chat_view.chat_made.connect(lambda _: self._after_switch())
+        self.chat_view.fork_made.connect(self.show_chat)
+        for asks in (self.chat_view.budget_asked, self.compare_view.budget_asked, self.memory_panel.budget_asked):
+            asks.connect(self.ask_budget)
         self.notices.model_folder_asked.connect(self.ask_model_folder)
+        self.header.answers.clicked.connect(lambda: self.ask_answer_settings())
         self.header.memory.clicked.connect(self.toggle_memory)
-        self.memory_panel.pool_size_asked.connect(self.ask_pool_size)
         self.controller.chats_changed.connect(self._chats_changed)
         self.controller.chat_changed.connect(lambda _: self._draw_header())
 
@@ -222,6 +251,7 @@ class MainWindow(QMainWindow):
         self._draw_header()
 
     def _draw_header(self) -> None:
+        self.header.answers.setVisible(self._pages.currentIndex() == 0)
         if self._pages.currentIndex() == 1:
             self.header.show_place("Compare")
             return

@@ -1,4 +1,4 @@
-"""Blocks in use over the last two minutes, stacked per chat in the chats' colours."""
+"""Blocks held over the last two minutes, stacked per chat in the chats' colours; those of forks for each of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MemoryChart(QWidget):
     def __init__(self, history: Callable[[], Sequence[Sample]], colour_of: Callable[[int], int]) -> None:
         super().__init__()
         self._history, self._colour_of = history, colour_of
-        self.setAccessibleName("Blocks in use over the last two minutes")
+        self.setAccessibleName("Blocks held over the last two minutes")
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self._plot: Any = pg.PlotWidget()
         self._plot.setAntialiasing(True)

@@ -1,4 +1,4 @@
-"""The right side: what all chats hold, the pool they hold it from, and each chat's share, live."""
+"""The right side: what all chats hold, how much of the budget that is, and each chat's share, live."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from functools import partial
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QEnterEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
-from app.engine.messages import ChatMemory
+from app.engine.messages import ChatMemory, PoolReport
 from app.ui import words
 from app.ui.controller import Controller
 from app.ui.pool_gauge import PoolGauge, Share
+from app.ui.quiet_line import speak
 from app.ui.small import Dot, ElidedLabel, IconButton, ScrollArea, ThinBar, button, label, rule, set_tip
 from app.ui.state import Chat
 
 WIDTH = 328
+MARGIN = 20
+SCROLL_BAR = 11  # its width and the panel's border
+INDENT = 16  # of what stands below a chat's title: the dot and the space behind it
+NEARLY_FULL = 0.9
 
 FRAGMENTATION = (
     "Fragmentation is the part of the pool's blocks that hold some tokens but are not full: a chat's last blocks have "
@@ -33,8 +38,9 @@ class HolderRow(QWidget):
         self._dot = Dot()
         self._title = ElidedLabel("", "figure")
         self._bytes = label("", "figure")
-        self._method = label("", "3")
-        self._counts = label("", "3")
+        self._method = ElidedLabel("", "3")
+        self._counts = ElidedLabel("", "3")
+        self._counts.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Preferred)
         self._bar = ThinBar(4)
         self._can_free = False
         self._free = IconButton("eject", "Free its memory. Its messages stay, and are read again when you go on", 20)
@@ -45,32 +51,48 @@ class HolderRow(QWidget):
         head.addWidget(self._title, 1)
         head.addWidget(self._free)
         head.addWidget(self._bytes)
-        below = QHBoxLayout()
-        below.setContentsMargins(16, 0, 0, 0)
-        below.addWidget(self._method)
-        below.addStretch()
-        below.addWidget(self._counts)
+        self._below = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._below.setContentsMargins(INDENT, 0, 0, 0)
+        self._below.setSpacing(2)
+        self._below.addWidget(self._method, 1)
+        self._below.addWidget(self._counts)
         bar = QHBoxLayout()
-        bar.setContentsMargins(16, 0, 0, 0)
+        bar.setContentsMargins(INDENT, 0, 0, 0)
         bar.addWidget(self._bar)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(4)
         layout.addLayout(head)
-        layout.addLayout(below)
+        layout.addLayout(self._below)
         layout.addLayout(bar)
 
     def show_holder(self, title: str, method: str, colour: int, memory: ChatMemory, can_free: bool) -> None:
         self._dot.set_colour(colour)
         self._title.set_full(title)
         self._bytes.setText(words.size(memory.memory_bytes))
-        self._method.setText(method)
-        self._counts.setText(f"{words.count(memory.blocks_held, 'block')} · {words.count(memory.tokens, 'token')}")
+        waits = memory.state == "waiting"
+        speak(self._method, waits)
+        self._method.set_full("waiting for memory" if waits else method)
+        shared = f" ({memory.shared_blocks:,} shared)" if memory.shared_blocks else ""
+        blocks = f"{words.count(memory.blocks_held, 'block')}{shared}"
+        self._counts.set_full(f"{blocks} · {words.count(memory.tokens, 'token')}")
+        self._arrange()
         whole = max(memory.uncompressed_bytes, memory.memory_bytes, 1)
         self._bar.show_fraction(memory.memory_bytes / whole, colour)
-        set_tip(self, f"{words.size(memory.memory_bytes)} of {words.size(memory.uncompressed_bytes)} uncompressed")
+        against = f"{words.size(memory.memory_bytes)} of {words.size(memory.uncompressed_bytes)} uncompressed"
+        forks = f". {words.size(memory.shared_bytes)} of it other forks hold, too" if memory.shared_bytes else ""
+        set_tip(self, f"{against}{forks}")
         self._can_free = can_free
         self._reveal()
+
+    def _arrange(self) -> None:
+        """Method and counts side by side where they fit, or below each other: neither may be cut off."""
+        together = self._method.sizeHint().width() + 12 + self._counts.sizeHint().width()
+        # Not by its own width, which comes after it is laid out and would lay it out again before one's eyes.
+        fits = together <= WIDTH - 2 * MARGIN - SCROLL_BAR - INDENT
+        self._below.setDirection(QBoxLayout.Direction.LeftToRight if fits else QBoxLayout.Direction.TopToBottom)
+        side = Qt.AlignmentFlag.AlignRight if fits else Qt.AlignmentFlag.AlignLeft
+        self._counts.setAlignment(side | Qt.AlignmentFlag.AlignVCenter)
 
     def enterEvent(self, event: QEnterEvent) -> None:
         self._reveal()
@@ -93,6 +115,7 @@ class Figures(QWidget):
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setVerticalSpacing(6)
+        self._names: dict[str, QLabel] = {}
         self._values: dict[str, QLabel] = {}
         for row, (name, explained) in enumerate(names.items()):
             named, value = label(name, "2"), label("–", "figure")
@@ -101,16 +124,20 @@ class Figures(QWidget):
             value.setAlignment(Qt.AlignmentFlag.AlignRight)
             grid.addWidget(named, row, 0)
             grid.addWidget(value, row, 1)
-            self._values[name] = value
+            self._names[name], self._values[name] = named, value
         grid.setColumnStretch(1, 1)
 
     def show_value(self, name: str, value: str) -> None:
         self._values[name].setText(value)
         self._values[name].setAccessibleName(f"{name}: {value}")
 
+    def reveal(self, name: str, shown: bool) -> None:
+        self._names[name].setVisible(shown)
+        self._values[name].setVisible(shown)
+
 
 class MemoryPanel(QFrame):
-    pool_size_asked = Signal()
+    budget_asked = Signal()
 
     def __init__(self, controller: Controller) -> None:
         super().__init__()
@@ -121,18 +148,20 @@ class MemoryPanel(QFrame):
         self._total.setAccessibleName("Cache memory of all chats")
         self._against = label("No chat holds memory yet.", "2", wrap=True)
         self._gauge = PoolGauge()
-        self._blocks = label("", "3")
-        self._pool_size = button("Pool size…", "link")
-        self._pool_size.clicked.connect(self.pool_size_asked)
+        self._in_use = ElidedLabel("", "3")
+        self._budget = button("Budget…", "link")
+        self._budget.clicked.connect(self.budget_asked)
         self._figures = Figures(
             {
                 "Fragmentation": FRAGMENTATION,
                 "Peak": "The most blocks that were in use at one time.",
                 "Blocks handed out": "How often a block was taken from the pool since the app started.",
                 "Of these reused": "How many of them a chat, this one or another, had given back before.",
+                "Shared blocks": "Blocks that forks of one conversation hold together; each counts once.",
                 "MLX memory": "What MLX holds in all: the model's weights, every cache, and work space.",
             }
         )
+        self._figures.reveal("Shared blocks", False)  # until a chat is forked
         self._chart_box = QVBoxLayout()
         self._chart: QWidget | None = None
         self._rows_box = QVBoxLayout()
@@ -165,22 +194,24 @@ class MemoryPanel(QFrame):
     def _lay_out(self) -> None:
         inside = QWidget()
         layout = QVBoxLayout(inside)
-        layout.setContentsMargins(20, 16, 20, 20)
+        layout.setContentsMargins(MARGIN, 16, MARGIN, 20)
         layout.setSpacing(0)
         top = QHBoxLayout()
         top.addWidget(label("Cache memory", "caption"))
         top.addStretch()
-        top.addWidget(self._pool_size)
+        top.addWidget(self._budget)
         layout.addLayout(top)
         layout.addWidget(self._total)
         layout.addWidget(self._against)
         layout.addSpacing(20)
         layout.addWidget(self._gauge)
         layout.addSpacing(6)
-        layout.addWidget(self._blocks)
+        layout.addWidget(self._in_use)
         layout.addSpacing(20)
         head = QHBoxLayout()
-        head.addWidget(label("Blocks in use", "caption"))
+        held = label("Blocks held", "caption")
+        set_tip(held, "By each chat. What forks of one conversation share is drawn for each of them.")
+        head.addWidget(held)
         head.addStretch()
         head.addWidget(label("last 2 minutes", "3"))
         layout.addLayout(head)
@@ -209,35 +240,69 @@ class MemoryPanel(QFrame):
     def _draw(self) -> None:
         self.add_chart()
         memory = self._controller.memory
-        self._total.setText(words.size(memory.total_bytes))
-        if memory.total_bytes:
-            saved = words.smaller(memory.uncompressed_bytes / memory.total_bytes)
-            full = f"uncompressed {words.size(memory.uncompressed_bytes)}"
-            self._against.setText(f"{full} · {saved}" if "uncompressed" not in saved else full)
-        else:
-            self._against.setText("No chat holds memory yet.")
-        info = self._controller.model.info
-        self._pool_size.setEnabled(info is not None and memory.pool is not None)
-        holders = [h for h in memory.holders if h.tokens or h.blocks_held or h.memory_bytes]
+        holders = [h for h in memory.holders if h.state == "waiting" or h.tokens or h.blocks_held or h.memory_bytes]
+        self._draw_total(holders)
+        self._budget.setEnabled(self._controller.model.info is not None and memory.pool is not None)
         self._draw_pool(holders)
         self._draw_rows(holders)
+
+    def _draw_total(self, holders: list[ChatMemory]) -> None:
+        """What all chats hold, and against it what they would hold uncompressed, each with a copy of its own."""
+        memory = self._controller.memory
+        held, whole = memory.total_bytes, memory.uncompressed_bytes
+        # What forks share counts once where the pool says how much that is.
+        total = memory.pool.cache_bytes if memory.pool is not None and memory.pool.cache_bytes else held
+        self._total.setText(words.size(total))
+        if not held:
+            self._against.setText("No chat holds memory yet.")
+            set_tip(self._against, "")
+            return
+        full, explained = f"uncompressed {words.size(whole)}", "What all chats would hold in the method fp16"
+        saved = words.smaller(whole / held)
+        said = full if "uncompressed" in saved else f"{full} · {saved}"
+        shared = held - total if any(h.shared_bytes for h in holders) else 0
+        if shared > 0:
+            # A line of its own: the three never fit on one.
+            said += f"\n{words.size(shared)} shared by forks"
+            explained += ", each with a copy of its own. Forks of one conversation share a part, which counts once"
+        self._against.setText(said)
+        set_tip(self._against, f"{explained}.")
 
     def _draw_pool(self, holders: list[ChatMemory]) -> None:
         pool = self._controller.memory.pool
         if pool is None:
             self._gauge.show_shares([], 0)
-            self._blocks.setText("No pool yet")
+            self._in_use.set_full("No pool yet")
             return
-        shares = [Share(self._controller.colours.get(h.chat_id, 0), h.blocks_held) for h in holders if h.blocks_held]
-        self._gauge.show_shares(shares, pool.n_blocks)
-        self._blocks.setText(f"{pool.blocks_in_use:,} of {pool.n_blocks:,} blocks of {pool.block_size} tokens")
-        exact = f"{words.percent(pool.blocks_in_use / max(pool.n_blocks, 1))} of the pool is in use"
-        set_tip(self._gauge, f"{exact}. Every chat is drawn at least 3 pixels wide, so that it can be seen.")
+        self._draw_gauge(pool, holders)
+        self._figures.show_value("Shared blocks", f"{pool.shared_blocks:,}")
+        if pool.shared_blocks:
+            self._figures.reveal("Shared blocks", True)  # and it stays, so that nothing jumps
         self._figures.show_value("Fragmentation", words.percent(pool.fragmentation))
         self._figures.show_value("Peak", words.count(pool.peak_blocks_in_use, "block"))
         self._figures.show_value("Blocks handed out", f"{pool.allocations:,}")
         self._figures.show_value("Of these reused", f"{pool.reused:,}")
         self._figures.show_value("MLX memory", words.size(pool.active_bytes))
+
+    def _draw_gauge(self, pool: PoolReport, holders: list[ChatMemory]) -> None:
+        in_use, budget = pool.bytes_in_use, pool.max_bytes
+        held = max(sum(h.memory_bytes for h in holders), 1)
+        colours = self._controller.colours
+        shares = [Share(colours.get(h.chat_id, 0), in_use * h.memory_bytes / held) for h in holders if h.memory_bytes]
+        self._gauge.show_shares(shares, in_use if budget is None else budget)
+        blocks = f"{words.count(pool.blocks_in_use, 'block')} of {pool.block_size} tokens"
+        visible = "Every chat is drawn at least 3 pixels wide, so that it can be seen."
+        if budget is None:
+            speak(self._in_use, warn=False)
+            self._in_use.set_full(f"{words.size(in_use)} · {blocks}")
+            set_tip(self._gauge, f"There is no budget: the bar is what is in use, by chat. {visible}")
+            return
+        full = in_use >= NEARLY_FULL * budget
+        speak(self._in_use, warn=full)
+        self._in_use.set_full(f"{part_of(in_use, budget)} · {blocks}")
+        exact = f"{words.percent(in_use / max(budget, 1))} of the budget is in use."
+        waits = "Chats that find no memory wait until some is freed. " if full else ""
+        set_tip(self._gauge, f"{exact} {waits}{visible}")
 
     def _draw_rows(self, holders: list[ChatMemory]) -> None:
         seen: set[int] = set()
@@ -259,3 +324,10 @@ class MemoryPanel(QFrame):
             gone.setParent(None)
             gone.deleteLater()
         self._rows_title.setText("By chat" if seen else "Chats appear here once they hold memory.")
+
+
+def part_of(part: int, whole: int) -> str:
+    """41.2 of 400 MB, or 950 KB of 400 MB."""
+    said, of = words.size(part), words.size(whole)
+    number, unit = said.split(" ")
+    return f"{number if of.endswith(f' {unit}') else said} of {of}"

@@ -29,6 +29,7 @@ def make_menus(window: MainWindow) -> None:
     chat = bar.addMenu("Chat")
     add(chat, "New chat", QKeySequence.StandardKey.New, window.new_chat)
     add(chat, "Stop answering", "Esc", window.stop)
+    add(chat, "Answer settings…", None, window.ask_answer_settings)
     add(chat, "Delete chat", "Ctrl+W", window.close_current)
     chat.addSeparator()
     leave = add(chat, "Quit", QKeySequence.StandardKey.Quit, window.close)
@@ -46,7 +47,7 @@ def make_menus(window: MainWindow) -> None:
     add(view, "Compare", "Ctrl+2", window.show_compare)
     view.addSeparator()
     add(view, "Show or hide memory", "Ctrl+M", window.toggle_memory)
-    add(view, "Pool size…", None, window.ask_pool_size)
+    add(view, "Memory budget…", None, window.ask_budget)
     view.addSeparator()
     group = QActionGroup(window)
     titles = {"system": "As the system", "light": "Light", "dark": "Dark"}

@@ -1,4 +1,4 @@
-"""One slim bar over all blocks of the pool, with a segment per chat in the chat's colour."""
+"""One slim bar over the whole budget, with a segment per chat in the chat's colour."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from PySide6.QtWidgets import QWidget
 
 from app.ui.theme import theme
 
-# Thinner than this a segment can't be seen, so in a large pool small chats are drawn larger than they are.
+# Thinner than this a segment can't be seen, so in a large budget small chats are drawn larger than they are.
 LEAST_PX = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
+    """One chat's part, in the unit of the whole."""
+
     colour: int
-    blocks: int
+    amount: float
 
 
-def widths(shares: Sequence[Share], n_blocks: int, width: float) -> list[float]:
+def widths(shares: Sequence[Share], whole: float, width: float) -> list[float]:
     """Pixels of each share: in proportion, at least LEAST_PX, and never more than `width` together."""
-    if n_blocks <= 0:
+    if whole <= 0:
         return [0.0 for _ in shares]
-    wanted = [max(share.blocks / n_blocks * width, LEAST_PX) if share.blocks else 0.0 for share in shares]
+    wanted = [max(share.amount / whole * width, LEAST_PX) if share.amount else 0.0 for share in shares]
     total = sum(wanted)
     return [one * width / total for one in wanted] if total > width else wanted
 
@@ -35,12 +37,12 @@ class PoolGauge(QWidget):
         super().__init__()
         self.setFixedHeight(8)
         self._shares: list[Share] = []
-        self._n_blocks = 0
+        self._whole = 0.0
         theme().changed.connect(self.update)
 
-    def show_shares(self, shares: list[Share], n_blocks: int) -> None:
-        if shares != self._shares or n_blocks != self._n_blocks:
-            self._shares, self._n_blocks = shares, n_blocks
+    def show_shares(self, shares: list[Share], whole: float) -> None:
+        if shares != self._shares or whole != self._whole:
+            self._shares, self._whole = shares, whole
             self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -52,9 +54,10 @@ class PoolGauge(QWidget):
         painter.fillRect(self.rect(), QColor(theme().tokens.track))
         painter.setPen(Qt.PenStyle.NoPen)
         left = 0.0
-        for share, width in zip(self._shares, widths(self._shares, self._n_blocks, self.width()), strict=True):
+        pixels = widths(self._shares, self._whole, self.width())
+        for place, (share, width) in enumerate(zip(self._shares, pixels, strict=True), start=1):
             # A pixel of ground between neighbours tells them apart where there is room for it.
-            gap = 1.0 if width >= LEAST_PX else 0.0
+            gap = 1.0 if width >= LEAST_PX and place < len(pixels) else 0.0
             painter.setBrush(theme().chat_colour(share.colour))
             painter.drawRect(QRectF(left, 0, width - gap, self.height()))
             left += width

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QColor, QFontMetrics, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtGui import Qt as GuiQt
 from PySide6.QtWidgets import (
     QButtonGroup,
@@ -23,6 +24,7 @@ from PySide6.QtWidgets import (
 
 from app.ui.icons import icon
 from app.ui.theme import theme
+from app.ui.words import split_number
 
 
 def label(text: str = "", voice: str = "", wrap: bool = False) -> QLabel:
@@ -67,6 +69,12 @@ def restyle(widget: QWidget) -> None:
     widget.style().polish(widget)
 
 
+def chain_focus(widgets: Sequence[QWidget]) -> None:
+    """Let Tab go from each to the next."""
+    for first, second in pairwise(widgets):
+        QWidget.setTabOrder(first, second)
+
+
 def clear_layout(layout: QLayout) -> None:
     """Take everything out of a layout and let it go."""
     while (item := layout.takeAt(0)) is not None:
@@ -75,20 +83,31 @@ def clear_layout(layout: QLayout) -> None:
             inner.deleteLater()
 
 
+def elided(metrics: QFontMetrics, text: str, width: int) -> str:
+    """As much of the text as fits, then "…"; the number of a fork stays, by which one tells it from its parent."""
+    start, number = split_number(text)
+    if metrics.horizontalAdvance(text) <= width or not number:
+        return metrics.elidedText(text, Qt.TextElideMode.ElideRight, width)
+    return metrics.elidedText(start, Qt.TextElideMode.ElideRight, width - metrics.horizontalAdvance(number)) + number
+
+
 class ElidedLabel(QLabel):
-    """One line that ends in "…" where it doesn't fit, and says all of it in its tooltip then."""
+    """One line that ends in "…" where it doesn't fit, and says all of it in its tooltip then.
+
+    A tip of its own stands there, too.
+    """
 
     def __init__(self, text: str = "", voice: str = "") -> None:
         super().__init__()
         self.setTextFormat(Qt.TextFormat.PlainText)
-        self._full = text
+        self._full, self._tip = text, ""
         if voice:
             self.setProperty("voice", voice)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.set_full(text)
 
-    def set_full(self, text: str) -> None:
-        self._full = text
+    def set_full(self, text: str, tip: str = "") -> None:
+        self._full, self._tip = text, tip
         self.updateGeometry()
         self._fit()
 
@@ -106,10 +125,10 @@ class ElidedLabel(QLabel):
 
     def _fit(self) -> None:
         self.ensurePolished()
-        shown = self.fontMetrics().elidedText(self._full, Qt.TextElideMode.ElideRight, max(self.width(), 1))
+        shown = elided(self.fontMetrics(), self._full, max(self.width(), 1))
         if shown != self.text():
             super().setText(shown)
-        set_tip(self, self._full if shown != self._full else "")
+        set_tip(self, "\n".join(part for part in (self._full if shown != self._full else "", self._tip) if part))
         self.setAccessibleName(self._full)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
 from app.engine.messages import AnswerStats
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -56,6 +59,35 @@ def answer_note(stats: AnswerStats) -> str:
     if not 0.95 < stats.ratio < 1.05:
         parts.append(smaller(stats.ratio))
     return " · ".join(parts)
+
+
+def tokens_in(note: str) -> int:
+    """How many tokens a note that answer_note() wrote speaks of; 0 where it does not."""
+    found = re.search(r"(?:^|: )([\d,]+) tokens? · ", note)
+    return int(found.group(1).replace(",", "")) if found else 0
+
+
+def prompt_tip(n_tokens: int, reused: int) -> str:
+    """How much of an answer's prompt had not to be read again."""
+    if not n_tokens:
+        return ""
+    prompt = f"Prompt: {count(n_tokens, 'token')}"
+    return f"{prompt}, {reused:,} of them still in memory" if reused else prompt
+
+
+def split_number(title: str) -> tuple[str, str]:
+    """A fork's title as what it has from its parent and its number: "Rainbows", " (2)"."""
+    found = re.search(r" \(\d{1,4}\)$", title)
+    return (title[: found.start()], found.group()) if found else (title, "")
+
+
+def fork_title(title: str, taken: Collection[str]) -> str:
+    """The title with the next number that is free: "Rainbows (2)", then "Rainbows (3)"."""
+    base, _ = split_number(title)
+    number = 2
+    while f"{base} ({number})" in taken:
+        number += 1
+    return f"{base} ({number})"
 
 
 def title_from(question: str, limit: int = 60) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.store import Store, StoredMessage, StoreError
+from app.store import Store, StoredChat, StoredMessage, StoreError
 from app.store import store as store_module
 
 
@@ -103,6 +103,8 @@ def test_a_chat_that_is_not_there_is_named_and_nothing_is_written(store: Store) 
         lambda: store.rename_chat(77, "x"),
         lambda: store.set_method(77, "fp16", 4, 4),
         lambda: store.truncate_messages(77, 0),
+        lambda: store.set_settings(77, {}),
+        lambda: store.fork_chat(77, 1, "x"),
         lambda: store.replace_last_message(77, "x"),
     ):
         with pytest.raises(StoreError, match="no chat 77"):
@@ -111,10 +113,64 @@ def test_a_chat_that_is_not_there_is_named_and_nothing_is_written(store: Store) 
         store.replace_last_message(chat.id, "x")
     with pytest.raises(StoreError, match="at least 0"):
         store.truncate_messages(chat.id, -1)
+    with pytest.raises(StoreError, match="at least 0"):
+        store.fork_chat(chat.id, -1, "x")
     assert store.chats() == [chat]
 
 
+def test_a_fork_is_a_chat_of_its_own_with_the_first_messages(store: Store) -> None:
+    chat = store.add_chat("One", "turboquant_mse", 4, 2)
+    store.set_settings(chat.id, {"drop_oldest": True})
+    for i in range(4):
+        store.add_message(chat.id, "user", str(i), note=f"note {i}")
+    fork = store.fork_chat(chat.id, 2, "One (2)")
+    assert (fork.title, fork.method, fork.key_bits, fork.value_bits) == ("One (2)", "turboquant_mse", 4, 2)
+    assert fork.settings == {"drop_oldest": True}
+    assert store.chats()[0] == fork
+    assert contents(store, fork.id) == [(0, "user", "0", "note 0"), (1, "user", "1", "note 1")]
+    store.add_message(fork.id, "user", "only here")
+    store.set_settings(fork.id, {})
+    store.delete_chat(fork.id)
+    assert [m.content for m in store.messages(chat.id)] == ["0", "1", "2", "3"]
+    assert store.chats()[0].settings == {"drop_oldest": True}
+    assert store.messages(store.fork_chat(chat.id, 0, "Empty").id) == []
+
+
+def test_a_fork_that_fails_half_way_leaves_nothing(store: Store, path: Path) -> None:
+    chat = store.add_chat("One", "fp16", 4, 4)
+    store.add_message(chat.id, "user", "Hi")
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TRIGGER full BEFORE INSERT ON messages BEGIN SELECT raise(ABORT, 'no more disk'); END")
+    db.close()
+    with pytest.raises(StoreError, match="no more disk"):
+        store.fork_chat(chat.id, 1, "One (2)")
+    assert [c.title for c in store.chats()] == ["One"]
+
+
 # ---------------------------------------------------------------- settings
+def test_a_chat_keeps_its_own_settings(store: Store, path: Path) -> None:
+    chat, other = store.add_chat("One", "fp16", 4, 4), store.add_chat("Two", "fp16", 4, 4)
+    assert chat.settings == {}
+    store.set_settings(chat.id, {"context_limit": 400, "sampling": {"stop": ["✨"]}})
+    with pytest.raises(TypeError):
+        store.set_settings(chat.id, {"sampling": object()})
+    again = Store(path)
+    assert {c.id: c.settings for c in again.chats()} == {
+        chat.id: {"context_limit": 400, "sampling": {"stop": ["✨"]}},
+        other.id: {},
+    }
+    again.close()
+
+
+@pytest.mark.parametrize("written", ["", "{", "[1]", "null"])
+def test_settings_that_cannot_be_read_do_not_take_the_chat_away(store: Store, path: Path, written: str) -> None:
+    chat = store.add_chat("One", "fp16", 4, 4)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE chats SET settings = ?", (written,))
+    db.close()
+    assert store.chats() == [chat]
+
+
 def test_settings_hold_any_json_value(store: Store) -> None:
     assert store.setting("theme", "system") == "system"
     for value in ("dark", 3, 0.5, None, [1, {"a": True}]):
@@ -241,10 +297,31 @@ def test_an_older_file_is_brought_to_this_version(path: Path, monkeypatch: pytes
     assert new.chats() == [chat]
     new.close()
     db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    assert db.execute("PRAGMA user_version").fetchone() == (len(store_module.MIGRATIONS),)
     assert db.execute("SELECT pinned FROM chats").fetchall() == [(0,)]
     assert db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'half_done'").fetchone() == (0,)
     db.close()
+
+
+def test_a_file_of_the_first_version_keeps_its_chats(path: Path) -> None:
+    """As the first version wrote it, statement by statement."""
+    path.parent.mkdir()
+    db = sqlite3.connect(path, isolation_level=None)
+    store_module._create(db)
+    db.execute("PRAGMA user_version = 1")
+    db.execute("INSERT INTO chats VALUES (3, 'One', 'turboquant_mse', 4, 2, 1.5, 2.5)")
+    db.execute("INSERT INTO messages VALUES (3, 0, 'user', 'Hi ✨', ''), (3, 1, 'assistant', 'Hello', 'done: 1 token')")
+    db.execute("INSERT INTO settings VALUES ('theme', '\"dark\"')")
+    db.close()
+    store = Store(path)
+    assert store.chats() == [StoredChat(3, "One", "turboquant_mse", 4, 2, 1.5, 2.5, {})]
+    assert contents(store, 3) == [(0, "user", "Hi ✨", ""), (1, "assistant", "Hello", "done: 1 token")]
+    assert store.setting("theme") == "dark"
+    store.set_settings(3, {"drop_oldest": True})
+    store.close()
+    again = Store(path)
+    assert again.chats()[0].settings == {"drop_oldest": True}
+    again.close()
 
 
 def test_a_process_killed_while_writing_leaves_a_readable_file(path: Path) -> None:

@@ -60,8 +60,9 @@ def report(time: float, **bytes_of: int) -> MemoryReport:
         ChatMemory(int(name[1:]) * (1 if name[0] == "c" else -1), "decode", 16, 60, held, held * 4)
         for name, held in bytes_of.items()
     )
-    in_use = sum(chat.blocks_held for chat in chats)
-    return MemoryReport(time, chats, PoolReport(16, 1024, in_use, 0.01, in_use, 0, in_use, 500_000_000))
+    blocks, held = sum(chat.blocks_held for chat in chats), sum(bytes_of.values())
+    pool = PoolReport(16, 1024, blocks, 0.01, blocks, 0, blocks, 500_000_000, bytes_in_use=held, cache_bytes=held)
+    return MemoryReport(time, chats, pool)
 
 
 def ended(chat_id: int, reason: EndReason = "stop") -> AnswerEnded:

@@ -6,8 +6,10 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.engine.messages import (
+    BudgetSet,
     CacheChoice,
     ChatFailed,
+    ChatWaiting,
     CloseChat,
     EngineStopped,
     FetchDefaultModel,
@@ -20,6 +22,7 @@ from app.engine.messages import (
     PromptProgress,
     Sampling,
     Send,
+    SetBudget,
     Stop,
 )
 from app.store.store import Store, StoreError
@@ -203,6 +206,7 @@ def test_lanes_run_greedily_side_by_side(controller: Controller, engine: Scripte
         (-1, 0.0, 128),
         (-2, 0.0, 128),
     ]
+    assert all(s.time_alone for s in sends), "together, all share each step"
     say(controller, text(-1, "Because of light."), text(-2, "Because of rain."))
     say(controller, ended(-1, "length"), ended(-2))
     difference = controller.comparison.difference(second)
@@ -240,6 +244,40 @@ def test_a_stopped_engine_can_be_replaced(engine: ScriptedEngine, store: Store, 
     say(controller, ModelReady(INFO))
     controller.answer_again(chat_id)
     assert [type(command) for command in fresh.commands[1:]] == [OpenChat, Send]
+    controller.save_all()
+
+
+def test_after_the_worker_died_nothing_said_is_lost(engine: ScriptedEngine, store: Store, qtbot: QtBot) -> None:
+    fresh = ScriptedEngine()
+    controller = Controller(engine, store, lambda: fresh)
+    controller.start()
+    say(controller, ModelReady(INFO))
+    controller.set_budget(60_000_000, True)
+    idle, busy, waits = asked(controller, "One"), asked(controller, "Two"), asked(controller, "Three")
+    say(controller, text(idle, "Answer."), ended(idle), text(busy, "Half an"), BudgetSet(60_000_000, True))
+    say(controller, ChatWaiting(waits, 2, 1, "No memory."), EngineStopped("RuntimeError: no memory"))
+    assert not any(chat.answering or chat.opened for chat in controller.chats.values())
+    assert [[turn.content for turn in chat.turns] for chat in controller.chats.values()] == [
+        ["One", "Answer."],
+        ["Two", "Half an"],
+        ["Three", ""],
+    ]
+    failed = Turn("assistant", "Half an", "failed", "The engine stopped while answering.")
+    assert controller.chats[busy].turns[-1] == failed
+    assert [m.content for m in store.messages(busy)] == ["Two", "Half an"]
+    assert Controller(ScriptedEngine(), store).chats[busy].turns[-1] == failed
+    controller.restart_engine()
+    assert fresh.commands == [SetBudget(60_000_000, True), LoadModel(None)]
+    say(controller, ModelReady(INFO))
+    controller.continue_answer(busy)
+    opened, sent = fresh.commands[2:]
+    assert opened == OpenChat(busy, CacheChoice("fp16"))
+    assert isinstance(sent, Send)
+    assert [m.content for m in sent.messages] == ["Two", "Half an"]
+    assert controller.fork_chat(idle, 2) is not None
+    assert len(fresh.commands) == 4, "a chat that is not open is not forked in the engine"
+    controller.send(idle, "And?")
+    assert fresh.commands[4] == OpenChat(idle, CacheChoice("fp16"))
     controller.save_all()
 
 

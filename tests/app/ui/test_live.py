@@ -13,9 +13,10 @@ from pytestqt.qtbot import QtBot
 from app.engine.engine import Engine
 from app.engine.messages import CacheChoice, Sampling
 from app.store.store import Store
+from app.ui.context_bar import DROPPED
 from app.ui.main_window import MainWindow, build_window
+from app.ui.settings import ChatSettings
 from tests.app.ui.test_window import visible_words
-from veloxquant_mlx.memory.block_pool import PoolConfig
 
 PATIENCE_MS = 180_000  # only a hang ever waits that long
 
@@ -23,40 +24,30 @@ FP16, FOUR, TWO = CacheChoice("fp16"), CacheChoice("turboquant_mse", 4, 4), Cach
 
 
 @pytest.fixture(scope="module")
-def live(
-    qapp: QApplication, default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[PoolConfig], MainWindow]]:
-    """Opens windows on real engines; one engine per size of pool, since loading the model takes seconds."""
-    made: dict[PoolConfig, tuple[Engine, Store, MainWindow]] = {}
-
-    def open_window(pool: PoolConfig) -> MainWindow:
-        if pool not in made:
-            engine = Engine(pool)
-            store = Store(tmp_path_factory.mktemp("store") / "chats.sqlite3")
-            window = build_window(engine, store)
-            window.show()
-            window.controller.sampling = Sampling(max_tokens=1024)  # greedy: the same answers in every run
-            window.controller.start(str(default_model_dir))
-            made[pool] = (engine, store, window)
-        return made[pool][2]
-
-    yield open_window
-    for engine, store, window in made.values():
-        window.close()
-        store.close()
-        assert engine.shutdown(30)
-        window.deleteLater()
-        QCoreApplication.sendPostedEvents(window, QEvent.Type.DeferredDelete)
+def live(qapp: QApplication, default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MainWindow]:
+    """One window on one real engine for all tests, since loading the model takes seconds."""
+    engine = Engine()
+    store = Store(tmp_path_factory.mktemp("store") / "chats.sqlite3")
+    window = build_window(engine, store)
+    window.show()
+    window.controller.sampling = Sampling(max_tokens=1024)  # greedy: the same answers in every run
+    window.controller.start(str(default_model_dir))
+    yield window
+    window.close()
+    store.close()
+    assert engine.shutdown(30)
+    window.deleteLater()
+    QCoreApplication.sendPostedEvents(window, QEvent.Type.DeferredDelete)
 
 
 @pytest.fixture
-def window(live: Callable[[PoolConfig], MainWindow], qtbot: QtBot) -> Iterator[MainWindow]:
-    opened = live(PoolConfig(n_blocks=16_384))
-    qtbot.waitUntil(lambda: opened.controller.can_send, timeout=PATIENCE_MS)
-    yield opened
-    for chat_id in list(opened.controller.chats):
-        opened.controller.close_chat(chat_id)
-    opened.controller.clear_comparison()
+def window(live: MainWindow, qtbot: QtBot) -> Iterator[MainWindow]:
+    qtbot.waitUntil(lambda: live.controller.can_send, timeout=PATIENCE_MS)
+    yield live
+    for chat_id in list(live.controller.chats):
+        live.controller.close_chat(chat_id)
+    live.controller.clear_comparison()
+    live.controller.set_budget(None, False)
 
 
 def ask(window: MainWindow, question: str, choice: CacheChoice) -> int:
@@ -159,23 +150,100 @@ def test_a_comparison_finishes_and_says_what_each_method_cost(window: MainWindow
     assert all(lane.text and lane.stats is not None for lane in comparison.lanes)
     said = visible_words(window.compare_view)
     assert said.count("fp16") >= 3
-    assert said.count("tok/s") == 3
+    assert said.count("tok/s alone") == 3
     window.show_chats()
 
 
-def test_a_pool_that_is_too_small_is_said_in_the_chat_and_can_be_mended(
-    live: Callable[[PoolConfig], MainWindow], qtbot: QtBot
-) -> None:
-    window = live(PoolConfig(n_blocks=16))  # less than one block for each layer's keys and values
+def test_a_chat_that_waits_for_memory_goes_on_once_others_are_freed(window: MainWindow, qtbot: QtBot) -> None:
+    controller, memory = window.controller, window.controller.memory
+    first = ask(window, "What is the capital of France?", FP16)
+    qtbot.waitUntil(has_written(window, first, tokens=8), timeout=PATIENCE_MS)
+    controller.stop(first)
+    qtbot.waitUntil(lambda: controller.chats[first].can_free, timeout=PATIENCE_MS)
+    assert memory.pool is not None
+    controller.set_budget(memory.pool.bytes_in_use + 1000, False)
+    qtbot.waitUntil(lambda: controller.budget is not None, timeout=PATIENCE_MS)
+    second = ask(window, "What is the capital of France?", FP16)
+    window.show_chat(second)
+    qtbot.waitUntil(lambda: controller.chats[second].phase == "waiting", timeout=PATIENCE_MS)
+    assert "Waiting for memory" in visible_words(window.chat_view)
+    controller.free_idle()
+    qtbot.waitUntil(has_written(window, second, tokens=2), timeout=PATIENCE_MS)
+    controller.set_budget(None, False)
+    qtbot.waitUntil(has_written(window, second, tokens=8), timeout=PATIENCE_MS)
+    assert "Paris" in answer(window, second)
+
+
+def test_a_fork_shares_what_was_said_and_goes_its_own_way(window: MainWindow, qtbot: QtBot) -> None:
     controller = window.controller
-    qtbot.waitUntil(lambda: controller.can_send, timeout=PATIENCE_MS)
-    chat_id = ask(window, "What is the capital of France?", FP16)
-    window.show_chat(chat_id)
+    parent = ask(window, "What is the capital of France? Answer in one sentence.", FP16)
+    qtbot.waitUntil(lambda: not controller.chats[parent].answering, timeout=PATIENCE_MS)
+    fork = controller.fork_chat(parent, 2)
+    assert fork is not None
+    memory = controller.memory
+    qtbot.waitUntil(lambda: memory.pool is not None and memory.pool.shared_blocks > 0, timeout=PATIENCE_MS)
+    before = answer(window, parent)
+    assert controller.send(fork, "And of Spain?")
+    qtbot.waitUntil(has_written(window, fork, tokens=4), timeout=PATIENCE_MS)
+    controller.stop(fork)
+    qtbot.waitUntil(lambda: not controller.chats[fork].answering, timeout=PATIENCE_MS)
+    stats = controller.chats[fork].stats
+    assert stats is not None
+    assert stats.reused_tokens > 0
+    assert [turn.content for turn in controller.chats[fork].turns[:2]] == [
+        turn.content for turn in controller.chats[parent].turns
+    ]
+    assert answer(window, parent) == before
+
+
+def test_a_stopped_answer_goes_on_as_if_it_had_not_been_stopped(window: MainWindow, qtbot: QtBot) -> None:
+    controller = window.controller
+    whole, parts = (ask(window, "Count from one to ten.", FP16) for _ in range(2))
+    qtbot.waitUntil(has_written(window, parts, tokens=4), timeout=PATIENCE_MS)
+    controller.stop(parts)
+    qtbot.waitUntil(lambda: not any(controller.chats[i].answering for i in (whole, parts)), timeout=PATIENCE_MS)
+    begun = answer(window, parts)
+    assert controller.continue_answer(parts)
+    qtbot.waitUntil(lambda: not controller.chats[parts].answering, timeout=PATIENCE_MS)
+    assert answer(window, parts).startswith(begun)
+    assert len(answer(window, parts)) > len(begun)
+    assert len(controller.chats[parts].turns) == 2
+
+
+def test_a_question_asked_differently_keeps_what_came_before_in_memory(window: MainWindow, qtbot: QtBot) -> None:
+    controller = window.controller
+    chat_id = ask(window, "What is the capital of France? Answer in one sentence.", FOUR)
+    for question in ("And of Spain?", "And of Italy?"):
+        qtbot.waitUntil(lambda: not controller.chats[chat_id].answering, timeout=PATIENCE_MS)
+        assert controller.send(chat_id, question)
+        qtbot.waitUntil(has_written(window, chat_id, tokens=2), timeout=PATIENCE_MS)
+        controller.stop(chat_id)
     qtbot.waitUntil(lambda: not controller.chats[chat_id].answering, timeout=PATIENCE_MS)
-    turn = controller.chats[chat_id].turns[-1]
-    assert turn.kind == "failed"
-    assert turn.note in visible_words(window.chat_view)
-    controller.resize_pool(16_384)
-    assert controller.answer_again(chat_id)
-    qtbot.waitUntil(has_written(window, chat_id, tokens=6), timeout=PATIENCE_MS)
-    assert "Paris" in answer(window, chat_id)
+    assert controller.edit_message(chat_id, 2, "And of Portugal?")
+    qtbot.waitUntil(has_written(window, chat_id, tokens=8), timeout=PATIENCE_MS)
+    controller.stop(chat_id)
+    qtbot.waitUntil(lambda: not controller.chats[chat_id].answering, timeout=PATIENCE_MS)
+    chat = controller.chats[chat_id]
+    assert [turn.content for turn in chat.turns if turn.role == "user"][1:] == ["And of Portugal?"]
+    assert chat.stats is not None
+    assert chat.stats.reused_tokens > 0
+
+
+def test_a_full_context_leaves_the_oldest_messages_out_once_that_is_chosen(window: MainWindow, qtbot: QtBot) -> None:
+    controller = window.controller
+    chat_id = ask(window, "What is the capital of France? Answer in one sentence.", FOUR)
+    chat = controller.chats[chat_id]
+    window.show_chat(chat_id)
+    qtbot.waitUntil(lambda: not chat.answering, timeout=PATIENCE_MS)
+    controller.set_settings(chat_id, ChatSettings(context_limit=100))
+    controller.send(chat_id, "Write a long story about a lighthouse.")
+    qtbot.waitUntil(lambda: not chat.answering, timeout=PATIENCE_MS)
+    assert chat.turns[-1].kind == "context"
+    assert "This chat takes all of the 100 tokens it may have." in visible_words(window.chat_view)
+    begun = answer(window, chat_id)
+    assert not controller.continue_answer(chat_id)
+    controller.set_drop_oldest(chat_id, True)
+    qtbot.waitUntil(lambda: chat.dropped == 2, timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: len(answer(window, chat_id)) > len(begun), timeout=PATIENCE_MS)
+    assert answer(window, chat_id).startswith(begun)
+    assert DROPPED in visible_words(window.chat_view)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from PySide6.QtGui import QFont, QFontMetrics
+from PySide6.QtWidgets import QApplication
 
 from app.ui import words
+from app.ui.small import elided
 from tests.app.ui.conftest import stats
 
 SIZES = [(0, "0 B"), (950, "950 B"), (999, "999 B"), (1000, "1.0 KB"), (999_499, "999 KB"), (999_950, "1.0 MB")]
@@ -41,6 +44,39 @@ def test_answer_note() -> None:
 
 def test_an_answer_of_one_token_is_not_said_to_have_come_at_no_speed() -> None:
     assert words.answer_note(replace(stats(1, 1000, 1000), tokens_per_s=0.0)) == "1 token · 1.0 KB cache"
+
+
+def test_the_prompts_tokens_that_were_in_memory() -> None:
+    assert words.prompt_tip(412, 380) == "Prompt: 412 tokens, 380 of them still in memory"
+    assert words.prompt_tip(1412, 0) == "Prompt: 1,412 tokens"
+    assert words.prompt_tip(0, 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("title", "taken", "fork"),
+    [
+        ("Rain", {"Rain"}, "Rain (2)"),
+        ("Rain", {"Rain", "Rain (2)"}, "Rain (3)"),
+        ("Rain (2)", {"Rain", "Rain (2)"}, "Rain (3)"),
+        ("Rain (3)", {"Rain (3)"}, "Rain (2)"),
+        ("Rain(2)", set(), "Rain(2) (2)"),
+        ("(2)", set(), "(2) (2)"),
+        ("What? (yes)", set(), "What? (yes) (2)"),
+    ],
+)
+def test_forks_have_the_next_number_that_is_free(title: str, taken: set[str], fork: str) -> None:
+    assert words.fork_title(title, taken) == fork
+
+
+def test_the_number_of_a_fork_is_seen_however_long_its_title_is(qapp: QApplication) -> None:
+    metrics = QFontMetrics(QFont())
+    width = metrics.horizontalAdvance("A rainbow and its (22)")
+    shown = elided(metrics, "A rainbow and its colours in the evening (2)", width)
+    assert shown.startswith("A rain")
+    assert shown.endswith("… (2)")
+    assert metrics.horizontalAdvance(shown) <= width
+    assert elided(metrics, "Short (2)", width) == "Short (2)"
+    assert elided(metrics, "A rainbow and its colours in the evening", width).endswith("…")
 
 
 def test_title_is_the_first_line_that_says_something() -> None:
