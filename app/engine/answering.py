@@ -66,10 +66,12 @@ class Answering:
         except TooLongError as exc:
             self._emit(m.ContextNearlyFull(chat.chat_id, exc.used, exc.limit))
             of = self._loaded.name if exc.limit == self._loaded.context_limit else "this chat"
+            it = "What can't be left out" if command.drop_oldest else "This conversation"
+            advice = "Start" if command.drop_oldest else "Let the oldest messages be left out, start"
             self._fail(
                 chat,
-                f"This conversation is {exc.used:,} tokens long, and {of} reads at most {exc.limit:,}. Let the oldest "
-                f"messages be left out, start a new chat, or shorten the message.",
+                f"{it} is {exc.used:,} tokens long, and {of} reads at most {exc.limit:,}. {advice} a new chat, or "
+                f"shorten the message.",
             )
         except Exception as exc:  # noqa: BLE001  # whatever one chat's message does, the others go on
             self.fail_step(chat, exc)
@@ -140,10 +142,11 @@ class Answering:
     def fork(self, chat: Chat, command: m.ForkChat) -> Chat:
         """A chat that begins as `chat` did, and shares what can be shared."""
         turns = [{"role": message.role, "content": message.content} for message in command.messages]
+        asks = bool(turns) and turns[-1]["role"] == "user"
         try:
-            tokens = self._loaded.tokenizer.apply_chat_template(turns, add_generation_prompt=False) if turns else []
+            tokens = self._loaded.tokenizer.apply_chat_template(turns, add_generation_prompt=asks) if turns else []
             twin = chat.fork(command.new_chat_id, tokens)
-        except BlockPoolExhaustedError:
+        except Exception:  # noqa: BLE001  # no room for what can't be shared, or a template that doesn't take these turns
             twin = Chat(command.new_chat_id, chat.choice)  # its first answer makes its cache, when there is room
         twin.n_dropped = chat.n_dropped
         return twin
@@ -352,7 +355,8 @@ class Answering:
         spoken = answer.spoken
         if spoken and spoken[-1] in self._loaded.tokenizer.eos_token_ids:
             spoken = spoken[:-1]
-        chat.spoken = (answer.text, spoken)
+        # A stop text was said, too, and is no part of the answer: its tokens are not those of the text.
+        chat.spoken = ("", []) if answer.writer.stopped else (answer.text, spoken)
         chat.used_at = time.monotonic()
         if answer.time_alone and reason != "stopped":
             self._time_alone(chat)
@@ -367,7 +371,8 @@ class Answering:
         """Let one chat take a few steps by itself, and forget their tokens."""
         answer, held = chat.answer, len(chat.held)
         assert answer is not None
-        if not self._admission.fits(self._admission.need(chat, ALONE_STEPS)):
+        can_go_back = all(cache.is_trimmable() for cache in chat.caches)
+        if not can_go_back or not self._admission.fits(self._admission.need(chat, ALONE_STEPS)):
             return
         self._decoder.disturb()
         mx.eval(chat.arrays())

@@ -119,7 +119,8 @@ class Chat:
         """A chat with the same method that begins with what both `tokens` and this chat's caches begin with.
 
         Raises:
-            BlockPoolExhaustedError: There is no room for what they can't share; nothing was changed.
+            BlockPoolExhaustedError: There is no room for what they can't share.
+            RuntimeError: MLX had no memory for it. In both cases nothing was taken.
         """
         twin = Chat(chat_id, self.choice)
         common = _common(self.held, [*tokens, -1])
@@ -127,7 +128,11 @@ class Chat:
             twin.caches = fork_caches(self.caches, chat_id, common)
         if twin.caches:
             # Pieces that were cut for this are new arrays, in both; until they are computed, the old ones stay.
-            mx.eval(self.arrays(), twin.arrays())
+            try:
+                mx.eval(self.arrays(), twin.arrays())
+            except RuntimeError:
+                twin.release()
+                raise
             twin.held = self.held[: pooled_layers(twin.caches)[0].offset]
         return twin
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
@@ -22,16 +23,14 @@ from app.engine.messages import (
     Send,
 )
 from app.engine.values import CacheChoice, Message, ModelInfo, Sampling
+from app.models.weights import installed_memory
 from veloxquant_mlx.core.cpu import prepare_cpu
 from veloxquant_mlx.memory.block_pool import PoolConfig
 
 
 def default_budget() -> int:
     """Bytes that all chats' caches may have together where nobody has said: a quarter of this computer's memory."""
-    try:
-        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # a system that doesn't tell
-        installed = 8 << 30
+    installed = installed_memory() or 8 << 30
     return installed // 4 // 1_000_000 * 1_000_000
 
 
@@ -47,7 +46,8 @@ class Engine:
     """The worker thread, which imports MLX and owns the model, the pool and every cache.
 
     `with Engine() as engine:` starts and ends it; a window calls start() and shutdown() itself, and uses commands and
-    events only. `load`, `open`, `ask` and `stream` are for scripts: they wait, and take events out of the same queue.
+    events only. `load`, `open`, `ask` and `stream` are for scripts; the first and the last wait, and take events out of
+    the same queue.
     """
 
     def __init__(self, pool: PoolConfig = DEFAULT_POOL) -> None:
@@ -56,7 +56,9 @@ class Engine:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._asked: set[int] = set()  # chats that `stream` still waits for
+        self._error = ""  # what ended the worker
+        self._asked: Counter[int] = Counter()  # answers that `stream` still waits for, by chat
+        self._aside: deque[AnswerText | AnswerEnded | ChatFailed] = deque()  # came while something else was waited for
 
     def start(self) -> None:
         """Start the worker. An engine serves once; after it has stopped, make another."""
@@ -93,12 +95,13 @@ class Engine:
         """
         self.submit(LoadModel(folder))
         while True:
-            event = self.next_event()
-            if isinstance(event, ModelReady):
-                return event.info
-            if isinstance(event, ModelFailed):
-                raise EngineError(event.message)
-            self._check(event)
+            match self._wait():
+                case ModelReady(info):
+                    return info
+                case ModelFailed(message):
+                    raise EngineError(message)
+                case (AnswerText() | AnswerEnded() | ChatFailed()) as event:
+                    self._aside.append(event)
 
     def open(self, chat_id: int, cache: CacheChoice | None = None) -> None:
         """Make a chat."""
@@ -108,31 +111,44 @@ class Engine:
         """Let a chat answer a question, or a whole conversation. Returns at once; `stream` has the answer."""
         messages = (Message("user", said),) if isinstance(said, str) else tuple(said)
         self.submit(Send(chat_id, messages, sampling or Sampling()))
-        self._asked.add(chat_id)
+        self._asked[chat_id] += 1
 
     def stream(self) -> Iterator[tuple[int, str]]:
         """What the chats say, as (chat id, more text), until all that were asked have ended.
 
         Raises:
-            EngineError: One of them failed.
+            EngineError: One of them failed, or the engine has stopped. After a chat's failure, another `stream` has
+                what the others say.
         """
         while self._asked:
-            event = self.next_event()
-            match event:
-                case AnswerText(chat_id, text, _):
+            match self._aside.popleft() if self._aside else self._wait():
+                case AnswerText(chat_id, text):
                     yield chat_id, text
                 case AnswerEnded(chat_id):
-                    self._asked.discard(chat_id)
+                    self._has_ended(chat_id)
                 case ChatFailed(chat_id, message):
-                    self._asked.discard(chat_id)
+                    self._has_ended(chat_id)
                     raise EngineError(f"Chat {chat_id}: {message}")
-                case _:
-                    self._check(event)
 
-    @staticmethod
-    def _check(event: Event | None) -> None:
-        if isinstance(event, EngineStopped):
-            raise EngineError(f"The engine has stopped ({event.error or 'it was asked to'}). Make another one.")
+    def _has_ended(self, chat_id: int) -> None:
+        self._asked[chat_id] -= 1
+        self._asked += Counter()  # only what is left of it
+
+    def _wait(self) -> Event:
+        """The next event, for those who wait for one that must come.
+
+        Raises:
+            EngineError: None will come any more.
+        """
+        if self._thread is None:
+            raise EngineError("The engine was not started. Use it as `with Engine() as engine:`.")
+        while True:
+            is_alive = self._thread.is_alive()
+            event = self.next_event(timeout=1.0 if is_alive else 0.0)
+            if isinstance(event, EngineStopped) or (event is None and not is_alive):
+                raise EngineError(f"The engine has stopped ({self._error or 'it was asked to'}). Make another one.")
+            if event is not None:
+                return event
 
     # ------------------------------------------------------------------ the end
     def shutdown(self, timeout: float) -> bool:
@@ -146,7 +162,6 @@ class Engine:
 
     def _run(self) -> None:
         # Everything that touches MLX is imported and run in this thread only: MLX's streams belong to threads.
-        error = ""
         os.environ["HF_HUB_OFFLINE"] = "1"  # read at import: tokenizers come from the folder, nothing is looked up
         try:
             prepare_cpu()  # before the first import of MLX, which binds to whatever BLAS is there
@@ -154,8 +169,8 @@ class Engine:
 
             Worker(self._pool, self._commands, self._events.put, self._stopping).run()
         except BaseException as exc:  # noqa: BLE001  # the last frame of the thread: report, never die silently
-            error = f"{type(exc).__name__}: {exc}"
-        self._events.put(EngineStopped(error))
+            self._error = f"{type(exc).__name__}: {exc}"
+        self._events.put(EngineStopped(self._error))
 
     def __enter__(self) -> Engine:
         self.start()

@@ -9,7 +9,23 @@ from typing import Any
 
 from app.models.errors import Cancelled, ModelFileError
 from app.models.progress import IsCancelled, Progress
+from app.models.weights import installed_memory, weights_bytes
 from veloxquant_mlx.core.cpu import prepare_cpu
+
+_OWN_CODE = "The model in {} wants to run code of its own, which this app never does. Choose another model."
+# What mlx-lm and its models raise over files that are damaged or of another kind.
+_BAD_FILES = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+    MemoryError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +78,14 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
 
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     step("Reading the weights", 0.2)
+    memory, needed = installed_memory(), 0
     try:
+        needed = weights_bytes(folder, config, dequantized=on_cpu)
+        if memory is not None and needed > memory:
+            raise ModelFileError(
+                f"The weights of the model in {folder} take {_size(needed)} of memory here, and this computer has "
+                f"{_size(memory)}. Choose a smaller model."
+            )
         model, _ = load_weights(folder, lazy=True, trust_remote_code=False)
         if on_cpu:
             model = dequantize_model(model)
@@ -71,16 +94,23 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
         for i, part in enumerate(parts):
             step("Reading the weights", 0.2 + 0.6 * i / len(parts))
             mx.eval(part.parameters())
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as exc:
-        raise ModelFileError(
-            f"The model in {folder} can't be loaded: {_one_line(exc)} Choose another folder, or download it again."
+    except _BAD_FILES as exc:
+        raise _error(
+            exc,
+            _no_room(folder, needed, memory),
+            f"The model in {folder} can't be loaded: {_one_line(exc)} Choose another folder, or download it again.",
         ) from exc
     step("Reading the tokenizer", 0.85)
     try:
-        tokenizer = load_tokenizer(folder)
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise ModelFileError(
-            f"The tokenizer in {folder} can't be read: {_one_line(exc)} Download the model again."
+        # Where nothing is said, transformers asks on the terminal whether a folder's own code may run.
+        tokenizer = load_tokenizer(folder, {"trust_remote_code": False})
+    except Exception as exc:  # the tokenizers package raises plain Exception
+        if "trust_remote_code" in str(exc):
+            raise ModelFileError(_OWN_CODE.format(folder)) from exc
+        raise _error(
+            exc,
+            _no_room(folder, needed, memory),
+            f"The tokenizer in {folder} can't be read: {_one_line(exc)} Download the model again.",
         ) from exc
     if not tokenizer.has_chat_template:
         raise ModelFileError(
@@ -92,8 +122,12 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
         caches = make_prompt_cache(model)
         mx.eval(model(mx.array([[0]]), cache=caches))
         attach(model)
-    except (ValueError, RuntimeError, TypeError) as exc:
-        raise ModelFileError(f"The model in {folder} can't run: {_one_line(exc)}") from exc
+    except _BAD_FILES as exc:
+        raise _error(
+            exc,
+            _no_room(folder, needed, memory),
+            f"The model in {folder} can't run: {_one_line(exc)} Choose another folder, or download it again.",
+        ) from exc
     plain: list[Any] = [cache for cache in caches if type(cache) is KVCache]
     if not plain:
         raise ModelFileError(
@@ -136,15 +170,34 @@ def _config(folder: Path) -> dict[str, Any]:
         raise ModelFileError(
             f"{folder} is no model folder: it has no config.json. Choose a folder that mlx-lm can read."
         ) from None
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise ModelFileError(
             f"{folder / 'config.json'} can't be read: {_one_line(exc)} Download the model again."
         ) from exc
     if not isinstance(config, dict):
         raise ModelFileError(f"{folder / 'config.json'} holds no settings. Download the model again.")
     if "model_file" in config or ("auto_map" in config and not config.get("model_type")):
-        raise ModelFileError(f"The model in {folder} wants to run code of its own, which this app never does.")
+        raise ModelFileError(_OWN_CODE.format(folder))
     return config
+
+
+def _error(exc: Exception, no_room: str, otherwise: str) -> ModelFileError:
+    """MLX says "[malloc] Unable to allocate 4096 bytes" or "Insufficient Memory" in a RuntimeError."""
+    words = str(exc).lower()
+    out_of_memory = isinstance(exc, RuntimeError) and ("alloc" in words or "memory" in words)
+    return ModelFileError(no_room if out_of_memory or isinstance(exc, MemoryError) else otherwise)
+
+
+def _no_room(folder: Path, needed: int, memory: int | None) -> str:
+    has = "" if memory is None else f", and this computer has {_size(memory)} in all"
+    return (
+        f"There is not enough memory free to load the model in {folder}: its weights take {_size(needed)}{has}. "
+        f"Close other programs, or choose a smaller model."
+    )
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.1f} MB"
 
 
 def _context_limit(config: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [library] [decode] [quality] [memory] [table]`: all of them where none is named."""
+"""`python -m tests.benchmarks [NAME...]`: library, decode, batch, quality, memory and table, or all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from time import perf_counter
 
-NAMES = ("library", "decode", "quality", "memory", "table")
+NAMES = ("library", "decode", "batch", "quality", "memory", "table")
 
 
 def main() -> None:

@@ -131,6 +131,12 @@ class CodedKVCache(KVCache):
         return self._side(stream).shared
 
     @property
+    def sides(self) -> tuple[Side, Side]:
+        """Keys and values, settled, for reading."""
+        self._settle()
+        return self._keys, self._values
+
+    @property
     def pieces(self) -> list[Piece]:
         """What this cache may hold together with forks: its tokens' pieces, and one of means and bases.
 

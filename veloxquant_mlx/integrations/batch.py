@@ -21,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList
 
+from veloxquant_mlx.cache.together import attend_together, kin, pays
 from veloxquant_mlx.integrations.layer_cache import LayerCache
 
 
@@ -107,13 +108,39 @@ class BatchLayer:
         assert self._new is not None
         (keys, values), self._new = self._new, None
         n = len(self.rows)
-        parts = (mx.split(x, n, axis=0) for x in (queries, keys, values))
-        out = []
-        for i, (row, q, k, v) in enumerate(zip(self.rows, *parts, strict=True)):
-            row_mask = mask[i] if isinstance(mask, RowMasks) else mask
+        masks = mask if isinstance(mask, RowMasks) else [mask] * n
+        split = list(zip(*(mx.split(x, n, axis=0) for x in (queries, keys, values)), strict=True))
+        out: list[mx.array | None] = [None] * n
+        alone = list(range(n))
+        if all(option is None for option in options.values()):
+            alone = []
+            for rows in self._kin(masks, alone):
+                caches = [self.rows[i].append(*split[i][1:]) for i in rows]
+                together = attend_together(caches, mx.concatenate([split[i][0] for i in rows], axis=0), scale)
+                for i, part in zip(rows, mx.split(together, len(rows), axis=0), strict=True):
+                    out[i] = part
+        for i in alone:
+            row, (q, k, v) = self.rows[i], split[i]
             fetched = row.extend(k, v) if isinstance(row, LayerCache) else row.update_and_fetch(k, v)
-            out.append(attention(q, *fetched, cache=row, scale=scale, mask=row_mask, **options))
-        return mx.concatenate(out, axis=0)
+            out[i] = attention(q, *fetched, cache=row, scale=scale, mask=masks[i], **options)
+        return mx.concatenate([part for part in out if part is not None], axis=0)
+
+    def _kin(self, masks: Sequence[Any], alone: list[int]) -> list[list[int]]:
+        """The rows that attend together, in groups; all others are added to `alone`."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i, row in enumerate(self.rows):
+            of = kin(row.inner) if isinstance(row, LayerCache) and row.inner is not None and masks[i] is None else None
+            if of is None:
+                alone.append(i)
+            else:
+                groups.setdefault(of, []).append(i)
+        found = []
+        for rows in groups.values():
+            if pays([self.rows[i].inner for i in rows]):
+                found.append(rows)
+            else:
+                alone += rows
+        return found
 
     def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> RowMasks | None:
         masks = RowMasks(row.make_mask(n, window_size=window_size, return_array=return_array) for row in self.rows)

@@ -104,11 +104,25 @@ class LayerCache:
         pooled.append(k, v)
         return keys[None], values[None]
 
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """All keys and values unpacked, (1, n_kv_heads, n_tokens, d), for layers that use another layer's."""
+        assert self.inner is not None
+        keys, values = self.inner.decoded()
+        return keys[None], values[None]
+
     def attend(self, queries: mx.array, scale: float) -> mx.array:
         """Append what is pending and attend, (1, n_q_heads, n_tokens, d)."""
         k, v = self._take()
         out: mx.array = self._made(k, v).extend_and_attend(k, v, mx.squeeze(queries, 0), scale)
         return mx.expand_dims(out, 0)
+
+    def append(self, keys: mx.array, values: mx.array) -> CodedKVCache:
+        """Take keys and values of a step that somebody else attends for; returns the cache that holds them."""
+        k, v = mx.squeeze(keys, 0), mx.squeeze(values, 0)
+        pooled = self._made(k, v)
+        pooled.append(k, v)
+        assert self.inner is not None
+        return self.inner
 
     def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> Any:
         return create_attention_mask(n, offset=self.offset, window_size=window_size, return_array=return_array)

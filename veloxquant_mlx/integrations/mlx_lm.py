@@ -233,12 +233,17 @@ def fork_caches(caches: Sequence[Any], owner: int, n_tokens: int) -> list[Any]:
     needs = [layer.fork_needs(n_tokens) for layer in layers]
     layers[0].pool.require(*(sum(amounts) for amounts in zip(*needs, strict=True)))
     twins: list[Any] = []
-    for cache in caches:
-        if isinstance(cache, LayerCache):
-            twins.append(cache.fork(owner, n_tokens))
-        else:
-            twins.append(copy.deepcopy(cache))
-            if n_tokens < held:
-                twins[-1].trim(held - n_tokens)
+    try:
+        for cache in caches:
+            if isinstance(cache, LayerCache):
+                twins.append(cache.fork(owner, n_tokens))
+            else:
+                twins.append(copy.deepcopy(cache))
+                if n_tokens < held:
+                    twins[-1].trim(held - n_tokens)
+    except BaseException:
+        for layer in pooled_layers(twins):
+            layer.release()
+        raise
     _follow(twins)
     return twins

@@ -125,3 +125,8 @@ class Driver:
 def conversation(*texts: str) -> tuple[Message, ...]:
     """Turns that begin with the user's."""
     return tuple(Message("assistant" if i % 2 else "user", text) for i, text in enumerate(texts))
+
+
+def is_of(kind: type, chat_id: int) -> Callable[[Event], bool]:
+    """Whether an event is of this kind and about this chat."""
+    return lambda event: isinstance(event, kind) and getattr(event, "chat_id", None) == chat_id

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.engine.messages import AnswerText, CloseChat, Event, PromptProgress, Sampling, Stop
-from tests.app.engine.driver import Driver
+from tests.app.engine.driver import Driver, is_of
 
 QUESTIONS = (
     "Write a short story about a lighthouse keeper who finds a bottle.",
@@ -33,7 +33,7 @@ def test_128_tokens_are_the_same_alone_and_among_others_that_come_and_go(real: D
         # One more joins while they answer, and is stopped again.
         real.open(200 + chat_id, "turboquant_mse", 2)
         real.send(200 + chat_id, "Tell me a joke.", max_tokens=400)
-        real.until(lambda e, wanted=200 + chat_id: isinstance(e, AnswerText) and e.chat_id == wanted)
+        real.until(is_of(AnswerText, 200 + chat_id))
         real.engine.submit(Stop(200 + chat_id))
     real.finish(*(100 + chat_id for chat_id in alone))
     for chat_id in alone:

@@ -18,7 +18,7 @@ from app.engine.messages import (
     SetBudget,
     Stop,
 )
-from tests.app.engine.driver import Driver
+from tests.app.engine.driver import Driver, is_of
 from veloxquant_mlx.memory.block_pool import PoolConfig
 
 # The tiny model: 2 layers with keys and values of 2 heads of 16 float32 numbers, so a token takes 512 bytes.
@@ -114,7 +114,7 @@ def test_those_who_wait_go_on_in_the_order_in_which_they_asked(driver: Driver) -
     for chat_id in (2, 3):
         driver.open(chat_id)
         driver.send(chat_id, LONG)
-        driver.until(lambda e, it=chat_id: isinstance(e, ChatWaiting) and e.chat_id == it)
+        driver.until(is_of(ChatWaiting, chat_id))
     driver.engine.submit(CloseChat(1))
     driver.until(lambda e: isinstance(e, AnswerEnded) and e.chat_id == 2)
     assert not [e for e in driver.log if isinstance(e, AnswerText) and e.chat_id == 3]
@@ -189,7 +189,7 @@ def test_a_waiting_chat_can_be_stopped_and_closed(driver: Driver) -> None:
     for chat_id in (2, 3):
         driver.open(chat_id)
         driver.send(chat_id, LONG)
-        driver.until(lambda e, it=chat_id: isinstance(e, ChatWaiting) and e.chat_id == it)
+        driver.until(is_of(ChatWaiting, chat_id))
     driver.engine.submit(Stop(2))
     ended = driver.finish(2)[2]
     assert isinstance(ended, AnswerEnded)

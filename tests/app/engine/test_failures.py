@@ -11,7 +11,7 @@ import pytest
 from app.engine import decode
 from app.engine.chat import Chat
 from app.engine.messages import AnswerEnded, AnswerText, ChatFailed, CloseChat, EngineStopped
-from tests.app.engine.driver import Driver
+from tests.app.engine.driver import Driver, is_of
 
 OUT_OF_MEMORY = "[metal::malloc] Attempting to allocate 8589934592 bytes which is greater than the maximum allowed"
 real_forward = decode.Decoder._forward
@@ -75,7 +75,7 @@ def test_a_step_that_fails_ends_its_chats_and_the_engine_goes_on(tiny: Driver, t
         tiny.open(chat_id, "turboquant_mse")
         tiny.send(chat_id, "Hello", max_tokens=400)
     for chat_id in (1, 2):
-        tiny.until(lambda e, it=chat_id: isinstance(e, AnswerText) and e.chat_id == it)
+        tiny.until(is_of(AnswerText, chat_id))
     trouble.when = when
     ends = tiny.finish(1, 2)
     for end in ends.values():

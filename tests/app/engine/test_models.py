@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.engine.messages import AnswerEnded, ChatFailed, LoadModel, ModelFailed, ModelProgress, ModelReady
+from app.models import loading, weights
 from tests.app.engine.driver import Driver
 
 
@@ -82,6 +84,55 @@ def test_a_model_that_wants_to_run_its_own_code_is_refused_without_running_it(co
     edit_config(copy, model_file="evil.py")
     assert "code" in refuse(copy, tiny_model_dir)
     assert not (copy / "ran").exists()
+
+
+def test_a_model_that_is_larger_than_memory(copy: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused with both sizes; the next one, which fits, is loaded."""
+    real = weights.weights_bytes
+
+    def weights_bytes(folder: Path, config: dict[str, Any], *, dequantized: bool) -> int:
+        return real(folder, config, dequantized=dequantized) * (10_000 if folder == copy else 1)
+
+    monkeypatch.setattr(loading, "weights_bytes", weights_bytes)
+    monkeypatch.setattr(loading, "installed_memory", lambda: 64_000_000_000)
+    message = refuse(copy, tiny_model_dir)
+    assert "128.8 GB" in message
+    assert "64.0 GB" in message
+
+
+def test_a_model_that_runs_out_of_memory(copy: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlx_lm.utils
+
+    real = mlx_lm.utils.load_model
+
+    def load_model(folder: Path, **settings: Any) -> Any:
+        if folder == copy:
+            raise RuntimeError("[malloc] Unable to allocate 4294967296 bytes.")
+        return real(folder, **settings)
+
+    monkeypatch.setattr(mlx_lm.utils, "load_model", load_model)
+    message = refuse(copy, tiny_model_dir)
+    assert "not enough memory" in message
+    assert "Close other programs" in message
+
+
+def test_a_header_that_is_garbage(copy: Path, tiny_model_dir: Path) -> None:
+    (copy / "model.safetensors").write_bytes(b"\xff" * 1_000)
+    assert "can't be loaded: model.safetensors" in refuse(copy, tiny_model_dir)
+
+
+def test_a_tokenizer_that_would_run_its_own_code(copy: Path, tiny_model_dir: Path) -> None:
+    (copy / "evil.py").write_text(f"open({str(copy / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    path = copy / "tokenizer_config.json"
+    changes = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert "code of its own" in refuse(copy, tiny_model_dir)
+    assert not (copy / "ran").exists()
+
+
+def test_a_config_nested_without_end(copy: Path, tiny_model_dir: Path) -> None:
+    (copy / "config.json").write_text("[" * 200_000)
+    assert "config.json" in refuse(copy, tiny_model_dir)
 
 
 def test_the_default_model_missing_can_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
