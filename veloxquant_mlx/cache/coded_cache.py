@@ -26,7 +26,7 @@ from veloxquant_mlx.cache.side import Side
 from veloxquant_mlx.cache.softmax import LOG2_E, exp2_weights, wants_base_two
 from veloxquant_mlx.cache.token_arrays import capacity
 from veloxquant_mlx.core.abstractions import KVCache, Sealed, Stream
-from veloxquant_mlx.quantizers.base import Codec
+from veloxquant_mlx.quantizers.base import Codec, on_cpu
 
 
 class CodedKVCache(KVCache):
@@ -171,9 +171,11 @@ class CodedKVCache(KVCache):
             raise ValueError(
                 f"This cache holds {len(self._keys)} keys and {len(self._values)} values; append as many of each."
             )
-        if q.shape[1] == 1 and self._keys.n_coded:
-            attend = self._attend_pieces if self._keys.codec is None else self._attend_coded
-            return attend(q, scale).reshape(shape)
+        if q.shape[1] == 1:
+            if self._keys.n_coded and self._keys.codec is not None:
+                return self._attend_coded(q, scale).reshape(shape)
+            if self._keys.base or on_cpu():
+                return self._attend_plain(q, scale).reshape(shape)
         return _fused_attention(q, self._keys.decoded(), self._values.decoded(), scale).reshape(shape)
 
     def _settle(self) -> None:
@@ -208,9 +210,8 @@ class CodedKVCache(KVCache):
         # The body is one row of codes, or several where forks hold its beginning: (n_kv_heads, rows, n_tokens) each
         scores = [keys.codec.scores(rows, coded) for coded in keys.coded]
         if n_exact:
-            # The body's keys were coded without their mean, which would add the same to all their scores and so change
-            # no weight; it is taken out of the others too. Softmax has no order: sink and window stay side by side.
-            scores.insert(0, rows @ keys.centred().swapaxes(-1, -2))
+            # Softmax has no order: sink and window stay side by side.
+            scores.insert(0, exact_scores(rows, keys))
         together = _joined(scores)  # (n_kv_heads, rows, n_exact + n_body)
         weights, total = exp2_weights(together) if base_two else (mx.softmax(together, axis=-1), None)
         coded = values.coded
@@ -220,17 +221,21 @@ class CodedKVCache(KVCache):
         for part, arrays in zip(parts[1:], coded[1:], strict=True):
             out = out + values.codec.combine(part, arrays)
         if exact is not None:
-            out = mx.addmm(out, exact, values.centred())
+            out = mx.addmm(out, exact, values.exact_floats())
+        if values.mean is not None:
+            out = out + coded_weight(exact, total) * values.mean
         if total is not None:
             out = out / total
-        if values.mean is not None:
-            out = out + values.mean
         return out.reshape(n_q_heads, 1, -1).astype(q.dtype)
 
-    def _attend_pieces(self, q: mx.array, scale: float | None) -> mx.array:
-        """One query position against what is not coded, in pieces; q is (n_q_heads, 1, d)."""
+    def _attend_plain(self, q: mx.array, scale: float | None) -> mx.array:
+        """One query position against what is not coded, as one array or in pieces; q is (n_q_heads, 1, d).
+
+        On CPU, MLX's own attention takes half as long again for one query (mlx 0.32.4; 30 layers of 3 heads of 64 with
+        9 query heads, two x86 cores: 24.5 ms against 16 for 2,000 tokens, 4.0 against 2.9 for 256).
+        """
         n_q_heads, _, d = q.shape
-        keys, values = self._keys.plain, self._values.plain
+        keys, values = (side.plain if side.codec is None else [side.decoded()] for side in (self._keys, self._values))
         rows = q.reshape(self.config.n_kv_heads, -1, d) * (d**-0.5 if scale is None else scale)
         scores = _joined([rows @ k.swapaxes(-1, -2) for k in keys])  # (n_kv_heads, rows, n_tokens)
         parts = _parted(mx.softmax(scores, axis=-1, precise=True), [v.shape[1] for v in values])
@@ -319,6 +324,27 @@ def _fused_attention(q: mx.array, keys: mx.array, values: mx.array, scale: float
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out: mx.array = mx.fast.scaled_dot_product_attention(q[None], keys[None], values[None], scale=scale, mask=mask)
     return out[0]
+
+
+def exact_scores(rows: mx.array, keys: Side) -> mx.array:
+    """Scores of the exact tokens beside those of coded ones, (n_kv_heads, m, n_exact); rows is (n_kv_heads, m, d).
+
+    The others were coded without their mean, which would add the same to all their scores. What is the same for all
+    changes no weight, so it is taken out of these instead.
+    """
+    scores = rows @ keys.exact_floats().swapaxes(-1, -2)
+    return scores if keys.mean is None else scores - rows @ keys.mean.swapaxes(-1, -2)
+
+
+def coded_weight(exact: mx.array | None, total: mx.array | None) -> mx.array | float:
+    """The weight that falls on coded tokens, whose mean is added so often, (n_kv_heads, m, 1).
+
+    Args:
+        exact: The weights of the exact tokens.
+        total: The sum of all weights; None is 1.
+    """
+    whole: mx.array | float = 1.0 if total is None else total
+    return whole if exact is None else whole - exact.sum(axis=-1, keepdims=True)
 
 
 def _joined(parts: list[mx.array]) -> mx.array:

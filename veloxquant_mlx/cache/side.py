@@ -223,10 +223,9 @@ class Side:
         (exact,) = joined([piece.arrays for piece in self.lent.leaves] + [self.exact.view()] * (self.exact.length > 0))
         return exact
 
-    def centred(self) -> mx.array:
-        """The exact tokens without the mean, float32, (n_kv_heads, n_exact, d)."""
-        exact = self._exact_tokens()
-        return exact.astype(mx.float32) if self.mean is None else exact - self.mean
+    def exact_floats(self) -> mx.array:
+        """Sink and window, float32, (n_kv_heads, n_exact, d); there are some."""
+        return self._exact_tokens().astype(mx.float32)
 
     @property
     def coded(self) -> list[Coded]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from veloxquant_mlx.cache.coded_cache import CodedKVCache
+from veloxquant_mlx.cache.coded_cache import CodedKVCache, coded_weight
 from veloxquant_mlx.cache.softmax import LOG2_E, exp2_weights, wants_base_two
 from veloxquant_mlx.quantizers.shared import shared
 
@@ -66,26 +66,34 @@ def attend_together(caches: Sequence[CodedKVCache], q: mx.array, scale: float | 
     scale = (d**-0.5 if scale is None else scale) * (LOG2_E if base_two else 1.0)
     # (n_kv_heads * G, queries of one key/value head, d): all caches' first heads, then all their second ones.
     rows = q.reshape(n_caches, heads, -1, d).swapaxes(0, 1).reshape(heads * n_caches, -1, d).astype(mx.float32) * scale
-    key_mean = _side_by_side([side.mean for side in keys])
-    value_mean = _side_by_side([side.mean for side in values])
-    exact_keys = _side_by_side([side.exact.arrays[0] for side in keys]) - key_mean
-    exact_values = _side_by_side([side.exact.arrays[0] for side in values]) - value_mean
     coded_keys = tuple(_side_by_side(list(arrays)) for arrays in zip(*(side.body.arrays for side in keys), strict=True))
     coded_values = tuple(
         _side_by_side(list(arrays)) for arrays in zip(*(side.body.arrays for side in values), strict=True)
     )
+    # Exact tokens are several times larger than packed ones, so each cache multiplies with its own where they are.
+    exact_parts = [
+        side.exact_floats() @ own.swapaxes(-1, -2) for own, side in zip(_one_by_one(rows, n_caches), keys, strict=True)
+    ]  # (n_kv_heads, n_exact, m) each
+    of_mean = rows @ _side_by_side([side.mean for side in keys]).swapaxes(-1, -2)  # see `exact_scores`
     scores = mx.concatenate(
-        [rows @ exact_keys.swapaxes(-1, -2), key_codec.scores(rows, coded_keys)], axis=-1
+        [_side_by_side(exact_parts).swapaxes(-1, -2) - of_mean, key_codec.scores(rows, coded_keys)], axis=-1
     )  # (n_kv_heads * G, m, n_exact + n_coded), each as of the longest cache
     if len(set(n_exact)) > 1 or len(set(n_coded)) > 1:
         scores = scores + shared(_Filling).bias(heads, tuple(n_exact), tuple(n_coded))
     weights, total = exp2_weights(scores) if base_two else (mx.softmax(scores, axis=-1), None)
     exact, coded = mx.split(weights, [most], axis=-1)
-    out = mx.addmm(value_codec.combine(coded, coded_values), exact, exact_values)
+    out = value_codec.combine(coded, coded_values) + coded_weight(exact, total) * _side_by_side(
+        [side.mean for side in values]
+    )
+    outs = [
+        mx.addmm(one, of_exact[..., :n], side.exact_floats())
+        for one, of_exact, n, side in zip(
+            _one_by_one(out, n_caches), _one_by_one(exact, n_caches), n_exact, values, strict=True
+        )
+    ]  # (n_kv_heads, m, d_v) each
+    out = mx.stack(outs)
     if total is not None:
-        out = out / total
-    out = out + value_mean
-    out = out.reshape(heads, n_caches, -1, out.shape[-1]).swapaxes(0, 1)
+        out = out / total.reshape(heads, n_caches, -1, 1).swapaxes(0, 1)
     return out.reshape(n_caches, n_q_heads, 1, -1).astype(q.dtype)
 
 
@@ -101,6 +109,12 @@ def _side_by_side(arrays: Sequence[mx.array | None]) -> mx.array:
             parts.append(mx.broadcast_to(shared(_zero, array.dtype), shape))
     joined: mx.array = mx.concatenate(parts, axis=1)  # (n_kv_heads, G * length, ...)
     return joined.reshape(joined.shape[0] * len(arrays), length, *joined.shape[2:])
+
+
+def _one_by_one(joined: mx.array, n_caches: int) -> list[mx.array]:
+    """The inverse of `_side_by_side`: (n_kv_heads, ...) of each cache."""
+    apart = joined.reshape(-1, n_caches, *joined.shape[1:])
+    return [apart[:, i] for i in range(n_caches)]
 
 
 def _zero(dtype: mx.Dtype) -> mx.array:
