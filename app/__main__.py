@@ -32,7 +32,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tour", metavar="DIR", type=Path, help="run three chats and write pictures of them to DIR")
     parser.add_argument("--model", metavar="FOLDER", help="an mlx-lm model folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--theme", choices=("system", "light", "dark"), help="colours (default: as chosen last)")
-    parser.add_argument("--pool-blocks", metavar="N", type=_positive, help="blocks in the pool all chats share")
+    parser.add_argument(
+        "--pool-blocks", metavar="N", type=_positive, help="no more blocks than this, whatever the memory budget is"
+    )
     parser.add_argument("--data", metavar="DIR", type=Path, help="where chats and settings are kept")
     return parser.parse_args(arguments)
 
@@ -70,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
 
     app = QApplication(sys.argv[:1])
     app.setApplicationName("VeloxQuant Chat")
-    pool = replace(DEFAULT_POOL, n_blocks=options.pool_blocks) if options.pool_blocks else DEFAULT_POOL
+    pool = DEFAULT_POOL
+    if options.pool_blocks:
+        pool = replace(pool, n_blocks=options.pool_blocks, grow_on_exhaustion=False)
     engines = [Engine(pool)]
 
     def restart() -> Engine:

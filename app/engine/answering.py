@@ -191,7 +191,7 @@ class Answering:
             if not self._admission.make_room(promised + need, self._chats.values()):
                 return
             if chat.left_to_read > 0:
-                if self._owed > 0:
+                if self._owed > 0 and self._decodes:
                     return
                 self._reading.remove(chat)
                 self._reading.appendleft(chat)

@@ -16,7 +16,7 @@ from tests.benchmarks.common import MODEL, load, median, text, write
 
 CHATS = (1, 2, 4, 8, 16)
 CONTEXT, TOKENS = 256, 48
-ROUNDS = 3
+ROUNDS = 1
 MIXES = {
     # As in the pictures of the README.
     "fp16, turboquant_mse at 4 and at 2 bits": [("fp16", 4), ("turboquant_mse", 4), ("turboquant_mse", 2)],

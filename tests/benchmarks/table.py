@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -121,21 +122,42 @@ def library(found: dict[str, Any]) -> str:
     )
 
 
+def batch(found: dict[str, Any]) -> str:
+    counts = list(next(iter(found["mixes"].values())))
+    serial, beside = found["one_after_the_other"], found["beside_a_long_prompt"]
+    rows = [
+        [mix, *(f"{rates[count]:.1f} ({times(rates[count] / serial)})" for count in counts)]
+        for mix, rates in found["mixes"].items()
+    ]
+    return (
+        f"**Batch.** Tokens per second of all chats together, through the engine, each going on from "
+        f"{found['context']} tokens; in brackets over the same chats one after the other with "
+        f"`mlx_lm.stream_generate` in the same run ({serial:.1f} tokens per second).\n\n"
+        + table(["chats", *counts], rows)
+        + f"\n\nA chat by itself takes {beside['alone']:.1f} steps per second, and {beside['beside']:.1f} while "
+        f"another one reads {found['long_prompt']:,} tokens ({beside['beside'] / beside['alone']:.0%})."
+    )
+
+
+PARTS = {"quality": quality, "decode": decode, "batch": batch, "memory": memory, "library": library}
+
+
 def run() -> None:
-    parts, machines = [], []
-    for name, write in (("quality", quality), ("decode", decode), ("memory", memory), ("library", library)):
-        found = read(name)
-        if found is None:
-            raise SystemExit(f"The benchmark {name} has not run yet: `python -m tests.benchmarks {name}`.")
-        parts.append(write(found))
-        machines.append(found["machine"])
-    named = f"Machine: {'; '.join(dict.fromkeys(machines))}."
-    text = "\n\n".join([named, *parts])
-    (RESULTS / "table.md").write_text(text + "\n", encoding="utf-8")
+    """Write what has been measured; a table that was not measured now stays as it is in the README."""
     readme = README.read_text(encoding="utf-8")
     before, found_begin, rest = readme.partition(BEGIN)
-    _, found_end, after = rest.partition(END)
+    block, found_end, after = rest.partition(END)
     if not (found_begin and found_end):
         raise SystemExit(f"{README} has no block between {BEGIN} and {END}.")
+    head, *old = re.split(r"\n\n(?=\*\*[A-Z][a-z]+\.\*\*)", block.strip())
+    texts = {part[2:].partition(".")[0].lower(): part for part in old}
+    machines = head.removeprefix("Machine: ").removesuffix(".").split("; ")
+    for name, write in PARTS.items():
+        if (found := read(name)) is not None:
+            texts[name] = write(found)
+            machines.append(found["machine"])
+    parts = [texts[name] for name in PARTS if name in texts]
+    text = "\n\n".join([f"Machine: {'; '.join(dict.fromkeys(machines))}.", *parts])
+    (RESULTS / "table.md").write_text(text + "\n", encoding="utf-8")
     README.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
     print(text)

@@ -155,6 +155,21 @@ def test_two_chats_that_can_not_both_fit_end_one_after_the_other(driver: Driver)
     close_all(driver, 1, 2)
 
 
+def test_a_chat_that_waits_goes_on_when_the_last_one_that_answered_has_ended(driver: Driver) -> None:
+    """Between a chunk and the decode steps that are owed for it, nobody was left to take them, and it waited on."""
+    for n in range(8):
+        budget(driver, 540, drop_idle=True)
+        driver.open(1)
+        driver.send(1, LONG, max_tokens=1 + n)
+        driver.until(is_of(AnswerText, 1))
+        driver.open(2)
+        driver.send(2, LONG, max_tokens=2)
+        assert isinstance(driver.finish(1, 2)[2], AnswerEnded)
+        for chat_id in (1, 2):
+            driver.engine.submit(CloseChat(chat_id))
+    close_all(driver)
+
+
 def test_what_is_in_use_never_exceeds_the_budget(driver: Driver) -> None:
     budget(driver, 700, drop_idle=True)
     for chat_id, (method, bits) in enumerate(
