@@ -73,9 +73,12 @@ class Admission:
             each = [layer.blocks_needed(n_tokens) for layer in layers]
             n_k, n_v = sum(k for k, _ in each), sum(v for _, v in each)
         else:
-            assert self.loaded is not None
-            n_k = n_v = self.loaded.n_layers * -(-n_tokens // self._pool.config.block_size)
-        return Need(n_k, n_v, (n_k + n_v) * self._block_bytes)
+            n_k = n_v = self._n_layers * -(-n_tokens // self._pool.config.block_size)
+        constant = 0
+        if not layers or layers[0].inner is None or layers[0].inner.sealed("k") is None:
+            # A mean and perhaps a basis come with the first tokens that are coded, and stay.
+            constant = self._n_layers * KVCacheFactory.most_constant_bytes(self._config(chat.choice))
+        return Need(n_k, n_v, (n_k + n_v) * self._block_bytes + constant)
 
     def fits(self, need: Need) -> bool:
         return not need.n_blocks or self._pool.can_allocate(need.n_k, need.n_v, need.n_bytes)
@@ -91,17 +94,25 @@ class Admission:
     def least(self, choice: CacheChoice, n_tokens: int) -> Need:
         """What n_tokens take at least, if all of them were compressed."""
         assert self.loaded is not None
-        config = KVCacheConfig(
+        exact = self.loaded.bytes_per_token // self._n_layers
+        blocks = self._n_layers * -(-n_tokens // self._pool.config.block_size)
+        per_token = KVCacheFactory.least_bytes_per_token(self._config(choice), exact)
+        return Need(blocks, blocks, self._n_layers * n_tokens * per_token)
+
+    @property
+    def _n_layers(self) -> int:
+        assert self.loaded is not None
+        return self.loaded.n_layers
+
+    def _config(self, choice: CacheChoice) -> KVCacheConfig:
+        assert self.loaded is not None
+        return KVCacheConfig(
             method=choice.method,
             key_bits=choice.key_bits,
             value_bits=choice.value_bits,
             head_dim=self.loaded.head_dim,
             n_kv_heads=self.loaded.n_kv_heads,
         )
-        n_layers = self.loaded.n_layers
-        exact = self.loaded.bytes_per_token // n_layers
-        blocks = n_layers * -(-n_tokens // self._pool.config.block_size)
-        return Need(blocks, blocks, n_layers * n_tokens * KVCacheFactory.least_bytes_per_token(config, exact))
 
     def held(self, chat: Chat) -> Need:
         """What a chat has."""
@@ -116,7 +127,13 @@ class Admission:
             return True
         if not self.drop_idle:
             return False
-        for chat in sorted((c for c in chats if c.answer is None and c.held), key=lambda c: c.used_at):
+        idle = sorted((chat for chat in chats if chat.answer is None and chat.held), key=lambda chat: chat.used_at)
+        # No more than these come back, and less where they share; if that is too little, they needn't be read again.
+        back = sum((self.held(chat) for chat in idle), Need())
+        free = self._pool.free_bytes()
+        if free is not None and free + back.n_bytes < need.n_bytes:
+            return False
+        for chat in idle:
             self._drop(chat)
             if self.fits(need):
                 return True
@@ -133,37 +150,40 @@ class Admission:
     def _over(self) -> bool:
         return self._pool.max_bytes is not None and self._pool.bytes_in_use > self._pool.max_bytes
 
-    def words(self, need: Need, chats: Iterable[Chat]) -> str:
+    def words(self, need: Need, free_bytes: int, chats: Iterable[Chat]) -> str:
         """What is missing, and what would help, for the person in front of the window."""
-        idle = any(c.answer is None and c.held for c in chats)
-        free = self.free_bytes()
-        helps = ["a larger memory budget"]
+        idle = any(chat.answer is None and chat.held for chat in chats)
+        helps = ["closing a chat"]
         if idle:
-            helps.append("freeing the memory of chats you don't need now")
-        helps.append("closing a chat")
+            helps.insert(0, "freeing the memory of chats you don't need now")
+        if self._pool.max_bytes is not None and need.n_bytes > free_bytes:
+            helps.insert(0, "a larger memory budget")
+            short = (
+                f"{size(need.n_bytes)}, and {size(free_bytes)} of the budget of {size(self._pool.max_bytes)} are free"
+            )
+        else:
+            stats = self._pool.stats.snapshot()
+            free = stats.n_blocks - stats.blocks_in_use()
+            short = f"{need.n_blocks:,} blocks, and {free:,} of {stats.n_blocks:,} are free"
+        help_words = helps[0] if len(helps) == 1 else f"{', '.join(helps[:-1])} or {helps[-1]}"
         return (
-            f"Waiting for memory: this answer needs {size(need.n_bytes)} for its next step, and {free} free. It goes "
-            f"on by itself as soon as there is room; {', '.join(helps[:-1])} or {helps[-1]} helps."
+            f"Waiting for memory: to go on, this answer needs {short}. It does so by itself as soon as there is room; "
+            f"{help_words} helps."
         )
 
     def refusal(self, need: Need) -> str:
         """Why a chat can't go on at all that needs so much in all."""
-        if self._pool.max_bytes is not None:
+        takes = f"{size(need.n_bytes)} in {need.n_blocks:,} blocks"
+        if self._pool.max_bytes is not None and need.n_bytes > self._pool.max_bytes:
             has = f"the memory budget is {size(self._pool.max_bytes)}"
+            advice = "Set a larger memory budget (View > Memory budget), choose a method with fewer bits, or make"
         else:
             has = f"the pool has {self._pool.stats.snapshot().n_blocks:,} blocks"
+            advice = "Start the app with more blocks, or make"
         return (
-            f"This chat needs more memory than all chats may have together: {size(need.n_bytes)} in "
-            f"{need.n_blocks:,} blocks, and {has}. Set a larger memory budget (View > Memory budget), choose a method "
-            f"with fewer bits, or make the conversation shorter, then try again."
+            f"This chat needs more memory than all chats may have together: {takes}, and {has}. {advice} the "
+            f"conversation shorter, then try again."
         )
-
-    def free_bytes(self) -> str:
-        free = self._pool.free_bytes()
-        if free is not None:
-            return f"{size(free)} of the budget are"
-        stats = self._pool.stats.snapshot()
-        return f"{stats.n_blocks - stats.blocks_in_use():,} blocks are"
 
 
 def size(n_bytes: int) -> str:

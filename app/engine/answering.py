@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from app.engine import messages as m
 from app.engine.admission import Admission, Need
+from app.engine.alone import ALONE_STEPS, time_alone
 from app.engine.chat import Answer, Chat
 from app.engine.conversation import NEARLY_FULL, Prompt, TooLongError, make_prompt, room_for_answer
 from app.engine.decode import Decoder, Taken
@@ -22,10 +23,11 @@ from app.engine.sampling import TokenSampler
 from app.engine.writing import Writer
 from app.models.loading import LoadedModel
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
-from veloxquant_mlx.integrations.mlx_lm import rewind
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 
-ALONE_STEPS = 6  # of a chat by itself, for its own speed; the first two only fill the pipeline
+# Seconds of decoding for each second of reading, while there are both. With 1, a chat kept 45 % of its steps (default
+# model on two x86 cores), since the first step after a chunk has to warm up again.
+DECODE_SHARE = 1.4
 
 
 class Answering:
@@ -114,6 +116,7 @@ class Answering:
             said=prompt.said,
             text=last.content if goes_on else "",
         )
+        chat.used_at = time.monotonic()
         self._dropped(chat, prompt)
         self._read(chat)
         self._emit(m.PromptProgress(chat.chat_id, reused, len(prompt.tokens), reused))
@@ -148,7 +151,7 @@ class Answering:
             twin = chat.fork(command.new_chat_id, tokens)
         except Exception:  # noqa: BLE001  # no room for what can't be shared, or a template that doesn't take these turns
             twin = Chat(command.new_chat_id, chat.choice)  # its first answer makes its cache, when there is room
-        twin.n_dropped = chat.n_dropped
+        twin.n_dropped, twin.used_at = chat.n_dropped, time.monotonic()
         return twin
 
     @property
@@ -162,7 +165,11 @@ class Answering:
         self._serve_waiting()
         did_read = self._read_a_chunk()
         did_decode = self._decode()
-        return did_read or did_decode or self._resolve()
+        if did_read or did_decode:
+            return True
+        # Nobody decodes any more, so nothing is owed to anybody, and what was put off for that can be done now.
+        self._serve_waiting()
+        return self._read_a_chunk() or self._decode() or self._resolve()
 
     @property
     def _waiting(self) -> list[Chat]:
@@ -181,32 +188,45 @@ class Answering:
         )
 
     def _serve_waiting(self) -> None:
-        """Let those go on that now can, in order of arrival; nobody overtakes who came later."""
+        """Let those who wait go on that now can, in order of arrival."""
         promised = Need()
         for i, chat in enumerate(self._waiting):
             assert chat.answer is not None
-            if i == 0:
-                chat.answer.floor = None  # nobody is before it, so it can take what comes back bit by bit
+            if i == 0 and not self._is_behind(chat):
+                chat.answer.floor = None  # it can take what comes back bit by bit, since nobody has asked before it
             need = self._need(chat)
             if not self._admission.make_room(promised + need, self._chats.values()):
                 return
-            if chat.left_to_read > 0:
-                if self._owed > 0 and self._decodes:
-                    return
-                self._reading.remove(chat)
-                self._reading.appendleft(chat)
-            chat.waiting, chat.answer.floor = False, None
-            self._emit(m.ChatResumed(chat.chat_id))
+            if chat.left_to_read > 0 and self._owed > 0 and self._decodes:
+                return
+            self._resume(chat)
             if chat.left_to_read > 0:
                 return
             promised += need
 
-    def _wait(self, chat: Chat, need: Need) -> None:
-        if not chat.waiting:
-            chat.waiting = True
-            free = self._pool.free_bytes()
-            message = self._admission.words(need, self._chats.values())
-            self._emit(m.ChatWaiting(chat.chat_id, need.n_bytes, 0 if free is None else free, message))
+    def _is_behind(self, chat: Chat) -> bool:
+        """Whether somebody who asked earlier is going on, for whom this one may have made way."""
+        return any(
+            _arrival(other) < _arrival(chat)
+            for other in self._chats.values()
+            if other.answer is not None and not other.waiting
+        )
+
+    def _resume(self, chat: Chat) -> None:
+        assert chat.answer is not None
+        chat.waiting, chat.answer.floor = False, None
+        if chat.left_to_read > 0:
+            self._reading.remove(chat)
+            self._reading.appendleft(chat)
+        self._emit(m.ChatResumed(chat.chat_id))
+
+    def _wait(self, chat: Chat, need: Need, promised: Need | None = None) -> None:
+        """Let a chat wait, and say so. What is promised to others in the same step is not free for it."""
+        chat.waiting = True
+        free = self._pool.free_bytes()
+        left = 0 if free is None else max(0, free - (promised.n_bytes if promised is not None else 0))
+        message = self._admission.words(need, left, self._chats.values())
+        self._emit(m.ChatWaiting(chat.chat_id, need.n_bytes, left, message))
 
     def _resolve(self) -> bool:
         """Nothing can go on, and somebody waits: make way for the first. Returns whether that changed anything."""
@@ -220,11 +240,16 @@ class Answering:
             first.release()  # or it would stand in the way of all the others
             self._fail(first, self._admission.refusal(whole))
             return True
+        for chat in others:
+            if self._admission.fits(self._need(chat)):
+                self._resume(chat)  # it takes nothing that would be enough for the first
+                return True
         for chat in reversed(others):
             if chat.held:
                 assert chat.answer is not None
                 chat.answer.floor = self._admission.held(chat)
                 self._read_again(chat)
+                self._wait(chat, self._need(chat))
                 return True
         return False  # what is missing is held by chats that don't answer, and theirs to give
 
@@ -258,7 +283,8 @@ class Answering:
                 self._reading.popleft()
                 self._read_chunk(chat)
                 return True
-            self._wait(chat, need)
+            if not chat.waiting:
+                self._wait(chat, need)
             self._reading.rotate(-1)
         return False
 
@@ -278,12 +304,11 @@ class Answering:
             return
         chat.held += tokens
         self._read(chat)
-        if len(answer.tokens) == answer.n_prompt:
-            self._emit(m.PromptProgress(chat.chat_id, len(chat.held), answer.n_prompt, answer.reused))
+        self._emit(m.PromptProgress(chat.chat_id, len(chat.held), len(answer.tokens), answer.reused))
         if self._decodes:
-            # Those who decode get as much time as the chunk took before there is another one, so that they keep half
-            # of their speed, however slowly prompts are read here.
-            self._owed += time.perf_counter() - began
+            # Those who decode get more time than the chunk took before there is another one, so that they keep half of
+            # their speed, however slowly prompts are read here.
+            self._owed += DECODE_SHARE * (time.perf_counter() - began)
 
     # ------------------------------------------------------------------ decoding
     @property
@@ -299,7 +324,7 @@ class Answering:
                 ready.append(chat)
                 needed += need
             else:
-                self._wait(chat, need)
+                self._wait(chat, need, promised=needed)
         if not ready and not self._decoder.busy:
             self._owed = 0.0
             return False
@@ -318,8 +343,10 @@ class Answering:
         for chat, error in taken.failed:
             if chat.answer is None:
                 chat.release()
-            elif isinstance(error, BlockPoolExhaustedError):
-                self._read_again(chat)  # it was asked for, so this is not expected; it will ask again
+            elif isinstance(error, BlockPoolExhaustedError) and not chat.answer.was_refused:
+                # It was asked for, so this is not expected; it is read again, and asks again, but once only.
+                chat.answer.was_refused = True
+                self._read_again(chat)
             else:
                 self.fail_step(chat, error)
         for chat in taken.undone:
@@ -359,38 +386,15 @@ class Answering:
         chat.spoken = ("", []) if answer.writer.stopped else (answer.text, spoken)
         chat.used_at = time.monotonic()
         if answer.time_alone and reason != "stopped":
-            self._time_alone(chat)
+            self._decoder.disturb()
+            if self._admission.fits(self._admission.need(chat, ALONE_STEPS)):
+                time_alone(self._loaded.model, chat)
         else:
             # The last tokens' codes are asked for by nobody until the chat goes on.
             mx.async_eval(chat.arrays())
         stats = chat.stats()
         chat.answer = None
         self._emit(m.AnswerEnded(chat.chat_id, reason, stats))
-
-    def _time_alone(self, chat: Chat) -> None:
-        """Let one chat take a few steps by itself, and forget their tokens."""
-        answer, held = chat.answer, len(chat.held)
-        assert answer is not None
-        can_go_back = all(cache.is_trimmable() for cache in chat.caches)
-        if not can_go_back or not self._admission.fits(self._admission.need(chat, ALONE_STEPS)):
-            return
-        self._decoder.disturb()
-        mx.eval(chat.arrays())
-        # What it would say next, on its own caches. They may hold its last token already, or not yet.
-        twin = Chat(chat.chat_id, chat.choice, chat.caches, list(chat.held))
-        twin.answer = answer.probe(ALONE_STEPS)
-        alone = Decoder(self._loaded.model, together=False)
-        if len(chat.held) == len(answer.tokens):
-            twin.answer.tokens.append(answer.tokens[-1])
-        for _ in range(ALONE_STEPS):
-            if alone.advance([twin]).failed:
-                chat.release()
-                return
-        alone.advance([])
-        mx.eval(chat.arrays())
-        answer.alone_seconds, answer.alone_steps = twin.answer.alone_seconds, twin.answer.alone_steps
-        if rewind(chat.caches, held) != held:
-            chat.release()
 
     # ------------------------------------------------------------------ the context's length
     def _warn_if_nearly_full(self, chat: Chat) -> None:
@@ -423,6 +427,7 @@ class Answering:
         if len(prompt.tokens) >= answer.limit - 1:
             return False
         answer.tokens, answer.n_prompt, answer.said = prompt.tokens, len(prompt.tokens), prompt.said
+        answer.n_inside = answer.n_generated
         answer.reused = chat.prepare(self._loaded.model, self._pool, prompt.tokens)
         answer.sampler.begin(prompt.tokens)
         answer.warned = False

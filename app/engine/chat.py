@@ -34,6 +34,8 @@ class Answer:
         n_generated: Tokens that were handed out.
         text: What was said, from before it was continued on.
         floor: What must be free for it to go on, where it had to give everything back.
+        n_inside: Tokens handed out that are part of the prompt since turns were left out.
+        was_refused: The pool refused what had been asked for before.
         first_at: When the first token was handed out, time.monotonic(); 0 before.
     """
 
@@ -54,6 +56,8 @@ class Answer:
     warned: bool = False
     text: str = ""
     floor: Need | None = None
+    n_inside: int = 0
+    was_refused: bool = False
     alone_seconds: float = 0.0
     alone_steps: int = 0
     first_at: float = 0.0
@@ -216,7 +220,7 @@ class Chat:
         assert answer is not None
         seconds = answer.last_at - answer.first_at
         return AnswerStats(
-            prompt_tokens=answer.n_prompt,
+            prompt_tokens=answer.n_prompt - answer.n_inside,
             reused_tokens=answer.reused,
             tokens=answer.n_generated,
             tokens_per_s=(answer.n_generated - 1) / seconds if seconds > 0 else 0.0,

@@ -12,6 +12,7 @@ from types import TracebackType
 from app.engine.messages import (
     AnswerEnded,
     AnswerText,
+    ChatClosed,
     ChatFailed,
     Command,
     EngineStopped,
@@ -58,7 +59,9 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._error = ""  # what ended the worker
         self._asked: Counter[int] = Counter()  # answers that `stream` still waits for, by chat
-        self._aside: deque[AnswerText | AnswerEnded | ChatFailed] = deque()  # came while something else was waited for
+        self._aside: deque[AnswerText | AnswerEnded | ChatFailed | ChatClosed] = (
+            deque()
+        )  # came while something else was waited for
 
     def start(self) -> None:
         """Start the worker. An engine serves once; after it has stopped, make another."""
@@ -100,11 +103,12 @@ class Engine:
                     return info
                 case ModelFailed(message):
                     raise EngineError(message)
-                case (AnswerText() | AnswerEnded() | ChatFailed()) as event:
+                case (AnswerText() | AnswerEnded() | ChatFailed() | ChatClosed()) as event:
                     self._aside.append(event)
 
     def open(self, chat_id: int, cache: CacheChoice | None = None) -> None:
-        """Make a chat."""
+        """Make a chat; one that has this id already is closed."""
+        self._asked.pop(chat_id, None)
         self.submit(OpenChat(chat_id, cache or CacheChoice()))
 
     def ask(self, chat_id: int, said: str | Sequence[Message], sampling: Sampling | None = None) -> None:
@@ -126,6 +130,8 @@ class Engine:
                     yield chat_id, text
                 case AnswerEnded(chat_id):
                     self._has_ended(chat_id)
+                case ChatClosed(chat_id):
+                    self._asked.pop(chat_id, None)  # nobody answers any more
                 case ChatFailed(chat_id, message):
                     self._has_ended(chat_id)
                     raise EngineError(f"Chat {chat_id}: {message}")

@@ -134,7 +134,8 @@ class CloseChat:
 class SetBudget:
     """Let the caches of all chats take at most max_bytes together; None is no limit. Answered by BudgetSet.
 
-    Nothing that is in use is taken away by a smaller budget, unless drop_idle allows it.
+    Nothing that is in use is taken away by a smaller budget, unless drop_idle allows it. But a chat that answers, and
+    by itself holds more than the budget, ends when it needs more.
 
     Attributes:
         drop_idle: When memory is short, drop the caches of chats that are not answering, the one used least recently
@@ -143,6 +144,10 @@ class SetBudget:
 
     max_bytes: int | None
     drop_idle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_bytes is not None and (type(self.max_bytes) is not int or self.max_bytes < 1):
+            raise ValueError(f"A budget is a whole number of bytes of at least 1, or None, not {self.max_bytes!r}.")
 
 
 Command = LoadModel | FetchDefaultModel | OpenChat | ForkChat | Send | Stop | CloseChat | SetBudget

@@ -13,8 +13,8 @@ from app.engine.values import Sampling
 class TokenSampler:
     """Samples one answer's tokens.
 
-    The random numbers depend on the seed and on the token's position only. So an answer with a seed is the same
-    whichever chats share its steps, and if it is computed again from some token on.
+    The random numbers depend on the seed and on the token's position only, not on which chats share its steps, nor on
+    whether it is computed again from some token on.
     """
 
     def __init__(self, sampling: Sampling) -> None:

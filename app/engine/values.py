@@ -47,7 +47,8 @@ class Sampling:
         min_p: Tokens with at least this part of the likeliest token's probability; 0 is all.
         repetition_penalty: What logits of recent tokens are divided by (CTRL, arXiv 1909.05858, section 4.1); 1 is off.
         repetition_window: How many tokens are recent.
-        seed: With a seed the same conversation is answered the same, alone or among others; None is another each time.
+        seed: With a seed, an answer's random numbers are the same each time, alone or among others; None is others each
+            time.
         max_tokens: The answer ends after so many.
         stop: Texts that end the answer, and are not part of it.
 
@@ -193,7 +194,7 @@ class PoolReport:
         bytes_in_use: Bytes of all blocks in use, shared ones once; this is what the budget limits.
         max_bytes: The budget; None is no limit.
         shared_blocks: Blocks in use that more than one chat holds.
-        cache_bytes: nbytes of every array that any chat's caches hold, each array once.
+        cache_bytes: nbytes of every array that any chat's caches hold, what forks share once.
     """
 
     block_size: int

@@ -76,7 +76,7 @@ class Worker:
         for chat in self._chats.values():
             chat.release()
         self._chats.clear()
-        self._answering = self._loaded = None
+        self._answering = self._loaded = self._admission.loaded = None
         forget_shared()
         mx.synchronize()
         mx.clear_streams()
@@ -185,7 +185,7 @@ class Worker:
         for chat in self._chats.values():
             chat.release()
             chat.spoken = ("", [])  # another model has other tokens
-        self._answering = self._loaded = None
+        self._answering = self._loaded = self._admission.loaded = None
         self._give_memory_back()
         try:
             folder = Path(name) if name is not None else find_default_model()

@@ -160,6 +160,7 @@ class Incoming:
                 chat.context = ContextUse(used, limit)
             case TurnsDropped(_, n_messages):
                 chat.dropped = chat.dropped_next = turn_of_message(chat.turns, n_messages)
+                chat.context = None  # there is room again; the engine says so when it is nearly full the next time
                 self._changed.turns.add(chat.id)
 
     def _touched(self, holder: Running) -> None:

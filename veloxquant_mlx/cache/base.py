@@ -48,6 +48,17 @@ class KVCacheFactory:
         )
         return sum(exact // 2 if codec is None else config.n_kv_heads * codec.bytes_per_token for codec in coded)
 
+    @staticmethod
+    def most_constant_bytes(config: KVCacheConfig) -> int:
+        """What a cache holds at most for all tokens together once some are coded: means, and bases where measured."""
+        method = METHODS[config.method]
+        if method.plain or not method.bits:
+            return 0
+        assert config.value_head_dim is not None
+        # A basis has d vectors of d numbers, and a few numbers for each of them.
+        sizes = [d * (1 + (d + 4) * (config.method == "spectral")) for d in (config.head_dim, config.value_head_dim)]
+        return 4 * config.n_kv_heads * sum(sizes)
+
 
 def key_codec(method: str, d: int, bits: int, seed: int) -> Codec | None:
     """The codec of keys, shared by all that ask for the same; None where they are kept as they come."""

@@ -62,7 +62,7 @@ def attend_together(caches: Sequence[CodedKVCache], q: mx.array, scale: float | 
     n_exact = [side.exact.length for side in keys]
     n_coded = [side.body.length for side in keys]
     most = max(n_exact)
-    base_two = wants_base_two(n_caches * n_q_heads * (most + max(n_coded)))
+    base_two = wants_base_two(n_q_heads * (most + max(n_coded)))  # as each would by itself
     scale = (d**-0.5 if scale is None else scale) * (LOG2_E if base_two else 1.0)
     # (n_kv_heads * G, queries of one key/value head, d): all caches' first heads, then all their second ones.
     rows = q.reshape(n_caches, heads, -1, d).swapaxes(0, 1).reshape(heads * n_caches, -1, d).astype(mx.float32) * scale

@@ -14,14 +14,13 @@ QUESTIONS = (
     "Write a short story about a lighthouse keeper who finds a bottle.",
     "How do I bake bread at home?",
     "What is the difference between a comet and an asteroid?",
-    "Give me five tips for learning to play the piano.",
 )
-CHOICES = (("fp16", 4), ("turboquant_mse", 4), ("turboquant_prod", 3), ("affine", 8))
+CHOICES = (("fp16", 4), ("turboquant_mse", 4), ("turboquant_prod", 3))
 LONG = "The history of the bicycle is long and full of surprises. " * 40
 
 
 def test_128_tokens_are_the_same_alone_and_among_others_that_come_and_go(real: Driver) -> None:
-    """Greedy, float32, with the default model: four methods, and chats that join and leave in between."""
+    """Greedy, float32, with the default model: three methods, and chats that join and leave in between."""
     alone = {}
     for chat_id, (question, (method, bits)) in enumerate(zip(QUESTIONS, CHOICES, strict=True)):
         real.open(chat_id, method, bits)

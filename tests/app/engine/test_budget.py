@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from app.engine.messages import (
     ChatResumed,
     ChatWaiting,
     CloseChat,
+    PromptProgress,
     SetBudget,
     Stop,
 )
@@ -152,6 +154,9 @@ def test_two_chats_that_can_not_both_fit_end_one_after_the_other(driver: Driver)
     order = [e.chat_id for e in driver.log if isinstance(e, AnswerEnded)]
     assert order == [1, 2]
     assert driver.text(1) == driver.text(2)
+    # The second does not try again for every block that comes free: it made way once, and is read again once.
+    done = [e.done for e in driver.log if isinstance(e, PromptProgress) and e.chat_id == 2]
+    assert sum(later < earlier for earlier, later in pairwise(done)) <= 1
     close_all(driver, 1, 2)
 
 
@@ -225,3 +230,29 @@ def test_a_pool_of_so_many_blocks_refuses_in_blocks(tiny_model_dir: Path) -> Non
     assert "64 blocks" in failed.message
     assert isinstance(ends[1], AnswerEnded)
     close_all(driver, 1, 2)
+
+
+def test_where_blocks_are_short_nobody_is_told_to_raise_the_budget(tiny_model_dir: Path) -> None:
+    driver = Driver(PoolConfig(n_blocks=160, max_bytes=10**9))
+    driver.load(tiny_model_dir)
+    driver.open(1)
+    driver.ask(1, LONG)
+    driver.open(2)
+    driver.send(2, LONG)
+    waiting = driver.until(lambda e: isinstance(e, ChatWaiting))
+    assert isinstance(waiting, ChatWaiting)
+    assert "of 160 are free" in waiting.message
+    assert "budget" not in waiting.message
+    driver.open(3)
+    driver.send(3, LONG * 2)
+    failed = driver.finish(3)[3]
+    assert isinstance(failed, ChatFailed)
+    assert "160 blocks" in failed.message
+    assert "budget" not in failed.message
+    close_all(driver, 1, 2, 3)
+
+
+@pytest.mark.parametrize("wrong", [0, -5, 1.5, True])
+def test_a_budget_that_is_none_is_refused_before_it_reaches_the_engine(wrong: int) -> None:
+    with pytest.raises(ValueError, match="whole number of bytes"):
+        SetBudget(wrong)

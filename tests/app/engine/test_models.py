@@ -165,3 +165,14 @@ def test_loading_another_model_keeps_the_chats(tiny_model_dir: Path, copy: Path)
     assert any(isinstance(e, ChatFailed) and "model was changed" in e.message for e in ended)
     assert driver.ask(1, "Hello") == first  # the copy is the same model
     driver.end()
+
+
+def test_a_model_that_can_not_be_loaded_does_not_keep_the_one_before_in_memory(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    driver = Driver()
+    driver.load(tiny_model_dir)
+    weights = driver.memory(lambda report: report.pool.active_bytes > 0).pool.active_bytes
+    assert isinstance(driver.load(tmp_path / "nowhere"), ModelFailed)
+    assert driver.memory(lambda report: report.pool.active_bytes < weights / 10)
+    driver.end()

@@ -151,3 +151,14 @@ def test_a_quarter_of_the_memory_is_the_budget_where_nobody_said_anything(monkey
     assert default_budget() == 4_000_000_000
     monkeypatch.setattr("app.engine.engine.installed_memory", lambda: None)
     assert 1_000_000_000 < default_budget() < 4_000_000_000
+
+
+def test_a_chat_that_is_closed_or_opened_again_is_not_waited_for(engine: Engine) -> None:
+    from app.engine.messages import CloseChat
+
+    for chat_id in (1, 2, 3):
+        engine.open(chat_id)
+        engine.ask(chat_id, "Hello", Sampling(max_tokens=400 if chat_id < 3 else 12))
+    engine.submit(CloseChat(1))
+    engine.open(2)
+    assert answers(engine).keys() >= {3}
