@@ -42,19 +42,24 @@ class Writer:
     def _take_up(self, said: Sequence[int]) -> None:
         """Go on behind these tokens, with all of their text handed out."""
         detokenizer = self._detokenizer
-        for token in said:
-            detokenizer.add_token(token)
+        self._read(said)
         text = detokenizer.text
         # A detokenizer keeps a last space to itself, which `end` got out of it. It will come again.
         detokenizer.finalize()
         kept = detokenizer.text[len(text) :].rstrip(_HALF)
         detokenizer.reset()
-        for token in said:
-            detokenizer.add_token(token)
-        detokenizer.last_segment  # noqa: B018  # reading it is what marks it as handed out
+        self._read(said)
         begun = _longest_overlap(text, self._stop)
         self._held_back = text[len(text) - begun :]
         self._known = begun + len(kept)
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Put tokens through the detokenizer as if their text was handed out."""
+        for token in tokens:
+            self._detokenizer.add_token(token)
+            # Read after each, as `add` does: mlx-lm's plain one loses half a character that comes behind a new line
+            # where it is read behind both only.
+            self._detokenizer.last_segment  # noqa: B018  # reading it is what marks it as handed out
 
     def _passed(self, new: str, *, last: bool = False) -> str:
         """What of the text held back and the new one can be handed out."""

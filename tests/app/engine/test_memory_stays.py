@@ -28,7 +28,7 @@ with Engine() as engine:
         chats = range(batch * 10, batch * 10 + 10)
         for chat_id in chats:
             engine.open(chat_id, CacheChoice(METHODS[chat_id % 7]))
-            engine.ask(chat_id, "Tell me about the sea. " * (1 + chat_id % 3), Sampling(max_tokens=3))
+            engine.ask(chat_id, f"Hi, {chat_id}. " * (1 + chat_id % 3), Sampling(max_tokens=3))
         for _ in engine.stream():
             pass
         for chat_id in chats:

@@ -129,6 +129,7 @@ def test_any_text_comes_through_the_real_tokenizer(tokenizer: Any, text: str, st
 @given(text=ANY_TEXT, at=st.integers(0, 40))
 @example(text="a  b", at=2)  # between two spaces
 @example(text="So: 🙂🙂!", at=4)  # in the middle of a character
+@example(text="\n\x80", at=2)  # behind a new line, in the middle of a character
 @example(text=" \n👩‍👩‍👧 \n x", at=5)
 def test_the_real_tokenizers_answers_go_on_wherever_they_were_stopped(tokenizer: Any, text: str, at: int) -> None:
     tokens = tokenizer.encode(text, add_special_tokens=False)

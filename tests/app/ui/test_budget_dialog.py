@@ -110,7 +110,9 @@ def test_a_budget_below_what_is_in_use_is_possible_and_says_what_follows(ask: As
     write(dialog, "40")
     assert set_button(dialog).isEnabled()
     assert dialog.max_bytes == 40_000_000
-    waits = "41 MB are in use now: chats that answer will wait until memory is freed"
+    waits = (
+        "41 MB are in use now: chats that answer wait until some is freed, or end where they alone hold more than this"
+    )
     assert f"{waits}." in visible_words(dialog)
     assert dialog._explained.property("voice") == "warn"
     dialog._drops.click()
