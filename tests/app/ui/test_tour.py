@@ -37,10 +37,12 @@ def test_the_tour_writes_what_three_chats_said_and_cost(tour: Path) -> None:
     assert len({chat["question"] for chat in chats}) == len({chat["answer"] for chat in chats}) == 3
     assert len({(chat["method"], chat["bits"]) for chat in chats}) == 3
     for chat in chats:
-        # 48 tokens or a shorter answer; every token of the prompt and all but the newest of the answer is held
+        # 48 tokens or a shorter answer; every token of the prompt and of the answer is held. The newest is only where
+        # the step for the one after it had begun.
         assert chat["answer"]
-        n_blocks = -(-(chat["prompt_tokens"] + chat["tokens"] - 1) // pool["block_size"])
-        assert chat["blocks_held"] == 30 * 2 * n_blocks
+        held = chat["prompt_tokens"] + chat["tokens"]
+        possible = {30 * 2 * -(-n_tokens // pool["block_size"]) for n_tokens in (held - 1, held)}
+        assert chat["blocks_held"] in possible
     assert chats[0]["memory_bytes"] > chats[1]["memory_bytes"] >= chats[2]["memory_bytes"]
     assert pool["blocks_in_use"] == sum(chat["blocks_held"] for chat in chats)
     assert pool["blocks_in_use"] <= pool["peak_blocks_in_use"] <= pool["n_blocks"]
