@@ -42,6 +42,17 @@ def budget(driver: Driver, tokens: int, *, drop_idle: bool = False) -> None:
     assert driver.until(lambda e: isinstance(e, BudgetSet)) == BudgetSet(tokens * TOKEN, drop_idle)
 
 
+def let_wait(driver: Driver, *chat_ids: int) -> None:
+    """Let chats ask, one after the other, while chat 1 holds nearly all there is."""
+    budget(driver, 600)
+    driver.open(1)
+    driver.ask(1, LONG)
+    for chat_id in chat_ids:
+        driver.open(chat_id)
+        driver.send(chat_id, LONG)
+        driver.until(is_of(ChatWaiting, chat_id))
+
+
 def close_all(driver: Driver, *chat_ids: int) -> None:
     for chat_id in chat_ids:
         driver.engine.submit(CloseChat(chat_id))
@@ -98,25 +109,14 @@ def test_a_chat_waits_visibly_and_goes_on_by_itself_when_another_is_closed(drive
 
 
 def test_a_larger_budget_lets_a_waiting_chat_go_on(driver: Driver) -> None:
-    budget(driver, 600)
-    driver.open(1)
-    driver.ask(1, LONG)
-    driver.open(2)
-    driver.send(2, LONG)
-    driver.until(lambda e: isinstance(e, ChatWaiting))
+    let_wait(driver, 2)
     driver.engine.submit(SetBudget(2_000 * TOKEN))
     assert isinstance(driver.finish(2)[2], AnswerEnded)
     close_all(driver, 1, 2)
 
 
 def test_those_who_wait_go_on_in_the_order_in_which_they_asked(driver: Driver) -> None:
-    budget(driver, 600)
-    driver.open(1)
-    driver.ask(1, LONG)
-    for chat_id in (2, 3):
-        driver.open(chat_id)
-        driver.send(chat_id, LONG)
-        driver.until(is_of(ChatWaiting, chat_id))
+    let_wait(driver, 2, 3)
     driver.engine.submit(CloseChat(1))
     driver.until(lambda e: isinstance(e, AnswerEnded) and e.chat_id == 2)
     assert not [e for e in driver.log if isinstance(e, AnswerText) and e.chat_id == 3]
@@ -203,13 +203,7 @@ def test_a_smaller_budget_takes_nothing_away_unless_idle_chats_may_be_dropped(dr
 
 
 def test_a_waiting_chat_can_be_stopped_and_closed(driver: Driver) -> None:
-    budget(driver, 600)
-    driver.open(1)
-    driver.ask(1, LONG)
-    for chat_id in (2, 3):
-        driver.open(chat_id)
-        driver.send(chat_id, LONG)
-        driver.until(is_of(ChatWaiting, chat_id))
+    let_wait(driver, 2, 3)
     driver.engine.submit(Stop(2))
     ended = driver.finish(2)[2]
     assert isinstance(ended, AnswerEnded)

@@ -135,18 +135,6 @@ def test_a_long_prompt_reports_progress_up_to_its_end(tiny: Driver) -> None:
     assert len(steps) > 2
 
 
-def test_other_chats_go_on_while_one_reads_a_long_prompt(tiny: Driver) -> None:
-    tiny.open(1)
-    tiny.send(1, "Hello", max_tokens=300)
-    tiny.until(lambda e: isinstance(e, AnswerText))
-    tiny.open(2)
-    tiny.send(2, LONG)
-    tiny.until(lambda e: isinstance(e, AnswerText) and e.chat_id == 2)
-    reading = [e for e in tiny.log if isinstance(e, PromptProgress) and e.chat_id == 2]
-    between = tiny.log[tiny.log.index(reading[0]) : tiny.log.index(reading[-1])]
-    assert [e for e in between if isinstance(e, AnswerText) and e.chat_id == 1]
-
-
 # ---------------------------------------------------------------- things that go wrong in one chat
 def test_words_that_can_not_be_written_out_end_that_answer_only(tiny: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token outside the tokenizer's vocabulary took the engine down, and every chat with it."""
