@@ -167,7 +167,7 @@ def test_what_is_given_is_the_system_message_and_the_end_of_the_conversation_fro
 ) -> None:
     system, said = ((SYSTEM,) if has_system else ()), turns(*lengths)
     goes_on = said[-1].role == "assistant"
-    ends = [i for i in range(0, len(said), 2) if size((*system, *said[i:])) - 2 * goes_on < limit]
+    ends = [i for i in range(0, len(said), 2) if size((*system, *said[i:])) - 3 * goes_on < limit]
 
     def make() -> Prompt:
         return made((*system, *said), limit, drop=True, n_dropped=n_dropped, room=min(room, limit // 4))
