@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.bundle import is_packaged
+
 if TYPE_CHECKING:
     from PySide6.QtCore import QTimer
     from PySide6.QtWidgets import QWidget
@@ -19,24 +21,34 @@ PATIENCE_S = 1.0
 
 QUIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+COMMAND = Path(sys.argv[0]).name if is_packaged() else "python -m app"  # what people type to start this
+
 NO_DISPLAY = (
     "There is no display to open a window on (neither DISPLAY nor WAYLAND_DISPLAY is set). "
-    "Start it from a desktop session, or run `python -m app --tour FOLDER` to have it take pictures of itself instead."
+    f"Start it from a desktop session, or run `{COMMAND} --tour FOLDER` to have it take pictures of itself instead."
 )
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m app", description="Chat with a local model, and see what its memory of each chat costs."
+        prog=COMMAND, description="Chat with a local model, and see what its memory of each chat costs."
     )
+    parser.add_argument("path", metavar="PATH", nargs="?", help="a GGUF file or an mlx-lm model folder to open")
+    parser.add_argument("--model", metavar="PATH", help="the same; without either, the model used last is opened")
     parser.add_argument("--tour", metavar="DIR", type=Path, help="run three chats and write pictures of them to DIR")
-    parser.add_argument("--model", metavar="FOLDER", help="an mlx-lm model folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--theme", choices=("system", "light", "dark"), help="colours (default: as chosen last)")
     parser.add_argument(
         "--pool-blocks", metavar="N", type=_positive, help="no more blocks than this, whatever the memory budget is"
     )
     parser.add_argument("--data", metavar="DIR", type=Path, help="where chats and settings are kept")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.path is not None and options.model is not None:
+        parser.error("a model is named twice: give either PATH or --model, not both")
+    named = options.path if options.path is not None else options.model
+    options.model = None if named is None else str(Path(named).expanduser().absolute())
+    if options.tour is not None and options.model is not None and not Path(options.model).exists():
+        parser.error(f"there is no file or folder {options.model}")
+    return options
 
 
 def _positive(text: str) -> int:
@@ -64,14 +76,14 @@ def run(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from platformdirs import user_data_path
-    from PySide6.QtWidgets import QApplication, QMessageBox
+    from PySide6.QtWidgets import QMessageBox
 
     from app.engine.engine import DEFAULT_POOL, Engine
     from app.store.store import Store, StoreError
+    from app.ui.application import Application
     from app.ui.main_window import build_window
 
-    app = QApplication(sys.argv[:1])
-    app.setApplicationName("VeloxQuant Chat")
+    app = Application(sys.argv[:1])
     pool = DEFAULT_POOL
     if options.pool_blocks:
         pool = replace(pool, n_blocks=options.pool_blocks, grow_on_exhaustion=False)
@@ -99,7 +111,8 @@ def run(options: argparse.Namespace) -> int:
     window.show()
     # The window is on screen before the worker starts and imports MLX, which takes seconds.
     app.processEvents()
-    window.controller.start(options.model)
+    window.controller.opening.start(app.take_first() or options.model, alone=options.tour is not None)
+    app.open_with(window.open_model)
     if options.tour is not None:
         from app.ui.tour import run_tour
 

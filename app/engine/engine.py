@@ -5,20 +5,29 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 
+from app.engine.importing import Importing
 from app.engine.messages import (
     AnswerEnded,
     AnswerText,
+    CancelImport,
     ChatClosed,
     ChatFailed,
     Command,
     EngineStopped,
     Event,
+    ImportCancelled,
+    ImportFailed,
+    ImportModel,
+    ImportRefused,
     LoadModel,
     ModelFailed,
+    ModelImported,
     ModelReady,
     OpenChat,
     Send,
@@ -56,6 +65,7 @@ class Engine:
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._importing = Importing(self._events.put)
         self._thread: threading.Thread | None = None
         self._error = ""  # what ended the worker
         self._asked: Counter[int] = Counter()  # answers that `stream` still waits for, by chat
@@ -70,8 +80,14 @@ class Engine:
         self._thread.start()
 
     def submit(self, command: Command) -> None:
-        """Queue a command for the worker. Never blocks."""
-        self._commands.put(command)
+        """Queue a command for the worker, or let an import begin or end. Never blocks."""
+        match command:
+            case ImportModel(path):
+                self._importing.start(path)
+            case CancelImport():
+                self._importing.cancel()
+            case _:
+                self._commands.put(command)
 
     def events(self) -> list[Event]:
         """Everything that happened since the last call, in order. Never blocks."""
@@ -90,12 +106,18 @@ class Engine:
             return None
 
     # ------------------------------------------------------------------ for scripts
-    def load(self, folder: str | None = None) -> ModelInfo:
-        """Load a model folder, or the default model, and wait until it is ready.
+    def load(self, path: str | os.PathLike[str] | None = None) -> ModelInfo:
+        """Load a model folder, a GGUF file (which is converted the first time) or the default model, and wait for it.
 
         Raises:
             EngineError: It can't be loaded.
         """
+        folder = None if path is None else os.fspath(path)
+        if folder is not None:
+            from app.models.imports import is_gguf
+
+            if is_gguf(Path(folder)):
+                folder = self._import(folder)
         self.submit(LoadModel(folder))
         while True:
             match self._wait():
@@ -103,8 +125,26 @@ class Engine:
                     return info
                 case ModelFailed(message):
                     raise EngineError(message)
-                case (AnswerText() | AnswerEnded() | ChatFailed() | ChatClosed()) as event:
-                    self._aside.append(event)
+                case event:
+                    self._keep(event)
+
+    def _import(self, path: str) -> str:
+        self.submit(ImportModel(path))
+        while True:
+            match self._wait():
+                case ModelImported(came, folder) if came == path:
+                    return folder
+                case ImportFailed(came, message) | ImportRefused(came, message) if came == path:
+                    raise EngineError(message)
+                case ImportCancelled(came) if came == path:
+                    raise EngineError(f"The import of {path} was cancelled.")
+                case event:
+                    self._keep(event)
+
+    def _keep(self, event: Event) -> None:
+        """Put what chats say aside for `stream` while something else is waited for."""
+        if isinstance(event, AnswerText | AnswerEnded | ChatFailed | ChatClosed):
+            self._aside.append(event)
 
     def open(self, chat_id: int, cache: CacheChoice | None = None) -> None:
         """Make a chat; one that has this id already is closed."""
@@ -158,13 +198,15 @@ class Engine:
 
     # ------------------------------------------------------------------ the end
     def shutdown(self, timeout: float) -> bool:
-        """Ask the worker to end and wait up to `timeout` seconds. Returns whether it has ended."""
+        """Ask the worker and the import to end and wait up to `timeout` seconds. Returns whether they have ended."""
+        deadline = time.monotonic() + timeout
         self._stopping.set()
-        self._commands.put(None)  # wakes it when it waits for commands
+        self._importing.end()
+        self._commands.put(None)  # wakes the worker when it waits for commands
         if self._thread is not None:
             self._thread.join(timeout)
-            return not self._thread.is_alive()
-        return True
+        has_ended = self._importing.join(deadline - time.monotonic())
+        return has_ended and (self._thread is None or not self._thread.is_alive())
 
     def _run(self) -> None:
         # Everything that touches MLX is imported and run in this thread only: MLX's streams belong to threads.
@@ -176,6 +218,7 @@ class Engine:
             Worker(self._pool, self._commands, self._events.put, self._stopping).run()
         except BaseException as exc:  # noqa: BLE001  # the last frame of the thread: report, never die silently
             self._error = f"{type(exc).__name__}: {exc}"
+        self._importing.end()  # nobody could load what it makes
         self._events.put(EngineStopped(self._error))
 
     def __enter__(self) -> Engine:

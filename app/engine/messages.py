@@ -28,6 +28,7 @@ __all__ = [
     "BudgetSet",
     "CacheChoice",
     "CacheDropped",
+    "CancelImport",
     "ChatClosed",
     "ChatFailed",
     "ChatForked",
@@ -44,10 +45,16 @@ __all__ = [
     "Event",
     "FetchDefaultModel",
     "ForkChat",
+    "ImportCancelled",
+    "ImportFailed",
+    "ImportModel",
+    "ImportProgress",
+    "ImportRefused",
     "LoadModel",
     "MemoryReport",
     "Message",
     "ModelFailed",
+    "ModelImported",
     "ModelInfo",
     "ModelProgress",
     "ModelReady",
@@ -73,6 +80,22 @@ class LoadModel:
 @dataclass(frozen=True, slots=True)
 class FetchDefaultModel:
     """Download the default model (the person asked for it), then load it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportModel:
+    """Convert the GGUF file `path` into a model folder, once, while chats go on answering. Nothing is loaded.
+
+    Answered by ModelImported, ImportFailed or ImportCancelled; by ImportRefused at once where another import is
+    running. Neither this nor CancelImport waits for what the worker is doing.
+    """
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelImport:
+    """End the import that is running and remove what it has made. Answered by ImportCancelled, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +173,18 @@ class SetBudget:
             raise ValueError(f"A budget is a whole number of bytes of at least 1, or None, not {self.max_bytes!r}.")
 
 
-Command = LoadModel | FetchDefaultModel | OpenChat | ForkChat | Send | Stop | CloseChat | SetBudget
+Command = (
+    LoadModel
+    | FetchDefaultModel
+    | ImportModel
+    | CancelImport
+    | OpenChat
+    | ForkChat
+    | Send
+    | Stop
+    | CloseChat
+    | SetBudget
+)
 
 
 # ---------------------------------------------------------------- events
@@ -173,6 +207,44 @@ class ModelFailed:
 
     message: str
     can_fetch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImportProgress:
+    """What is done to the GGUF file `path`, some twenty times a second at most; fraction as in ModelProgress."""
+
+    path: str
+    stage: str
+    fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelImported:
+    """The GGUF file `path` is the model folder `folder` now, which LoadModel takes."""
+
+    path: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportFailed:
+    """The GGUF file `path` can't be used; nothing of it is left, and the model that is loaded stays."""
+
+    path: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportCancelled:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRefused:
+    """The import of `path` was not begun; the one that is running goes on."""
+
+    path: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +376,11 @@ Event = (
     ModelProgress
     | ModelReady
     | ModelFailed
+    | ImportProgress
+    | ModelImported
+    | ImportFailed
+    | ImportCancelled
+    | ImportRefused
     | ChatOpened
     | PromptProgress
     | AnswerText

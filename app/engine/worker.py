@@ -15,7 +15,7 @@ from app.engine import messages as m
 from app.engine.admission import Admission
 from app.engine.answering import Answering
 from app.engine.chat import Chat
-from app.models.default_model import ensure_default_model, find_default_model
+from app.models.default_model import can_fetch_default, ensure_default_model, find_default_model
 from app.models.errors import Cancelled, FetchError, ModelFileError
 from app.models.loading import LoadedModel, load_model
 from veloxquant_mlx.core.heap import give_back
@@ -171,11 +171,11 @@ class Worker:
         except Cancelled:
             return
         except (FetchError, ModelFileError) as exc:
-            self._emit(m.ModelFailed(str(exc), can_fetch=True))
+            self._emit(m.ModelFailed(str(exc), can_fetch=can_fetch_default()))
             return
         except Exception as exc:  # noqa: BLE001  # a disk or an archive may fail in any way; the worker must outlive it
             message = f"The default model can't be set up ({type(exc).__name__}: {exc}). Try again."
-            self._emit(m.ModelFailed(message, can_fetch=True))
+            self._emit(m.ModelFailed(message, can_fetch=can_fetch_default()))
             return
         self._load(str(folder))
 
@@ -190,13 +190,14 @@ class Worker:
         try:
             folder = Path(name) if name is not None else find_default_model()
             if folder is None:
-                self._emit(m.ModelFailed("The default model is not on this computer yet.", can_fetch=True))
+                # In the packaged app, where nothing can be fetched, a missing one is an error of its own.
+                self._emit(m.ModelFailed("The default model is not on this computer yet.", can_fetch_default()))
                 return
             self._loaded = load_model(folder, self._progress, self._stopping.is_set)
         except Cancelled:
             return
         except ModelFileError as exc:
-            self._emit(m.ModelFailed(str(exc), can_fetch=name is None))
+            self._emit(m.ModelFailed(str(exc), can_fetch=name is None and can_fetch_default()))
             return
         except Exception as exc:  # noqa: BLE001  # a model of any kind may fail in any way; the worker must outlive it
             where = name or "the default model's folder"

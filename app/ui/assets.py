@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from app.bundle import files_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +18,7 @@ class SamplePrompt:
 
 def resource(*parts: str) -> Path:
     """The path of a file below resources/."""
-    bundle = getattr(sys, "_MEIPASS", None)  # set by PyInstaller's boot loader
-    root = Path(bundle) if bundle else Path(__file__).resolve().parents[2]
-    return root.joinpath("resources", *parts)
+    return files_root().joinpath("resources", *parts)
 
 
 @lru_cache(maxsize=1)

@@ -27,6 +27,7 @@ from app.ui import settings, words
 from app.ui.comparison import MAX_TOKENS, Comparison
 from app.ui.cost import Cost
 from app.ui.incoming import Incoming
+from app.ui.opening import Opening
 from app.ui.ports import EngineLike, StoreLike
 from app.ui.saving import Saving
 from app.ui.settings import ChatSettings, parse_budget, parse_choice, write_budget, write_choice
@@ -65,7 +66,7 @@ class Controller(QObject):
         self.drop_idle = store.setting(settings.DROP_IDLE, "") == "1"
         self.chats: dict[int, Chat] = {}
         self.colours: dict[int, int] = {}  # of closed chats too: the chart still shows their past
-        self.comparison = Comparison(self._submit)
+        self.comparison = Comparison(self.submit)
         self.sampling = SAMPLING  # of chats that have none of their own; the comparison is always greedy
         self._engine = engine
         self._restart_engine = restart_engine
@@ -73,19 +74,21 @@ class Controller(QObject):
         for chat in self.saving.chats():
             chat.colour = self._colour_for(chat.id)
             self.chats[chat.id] = chat
+        self.opening = Opening(self)
         self._incoming = Incoming(self)
         self._timer = QTimer(self)
         self._timer.setInterval(DRAIN_MS)
         self._timer.timeout.connect(self.drain)
 
     # ------------------------------------------------------------ engine
-    def start(self, model_folder: str | None = None) -> None:
-        """Start the worker and let it load the model. Call it once the window is on screen."""
+    def start(self, model_folder: str | None = None, *, load: bool = True) -> None:
+        """Start the worker and let it load the model, or nothing yet. Call it once the window is on screen."""
         self.model_folder = model_folder
         self._engine.start()
         if saved := self.store.setting(settings.BUDGET, ""):
-            self._submit(SetBudget(parse_budget(saved), self.store.setting(settings.DROP_IDLE, "") == "1"))
-        self._submit(LoadModel(model_folder))
+            self.submit(SetBudget(parse_budget(saved), self.store.setting(settings.DROP_IDLE, "") == "1"))
+        if load:
+            self.submit(LoadModel(model_folder))
         self._timer.start()
 
     def restart_engine(self) -> None:
@@ -105,27 +108,31 @@ class Controller(QObject):
 
     def fetch_default_model(self) -> None:
         self.model = Model(stage="Downloading the default model")
-        self._submit(FetchDefaultModel())
+        self.submit(FetchDefaultModel())
         self.model_changed.emit()
 
     def load_model(self, folder: str | None) -> None:
         """Load the model in `folder`, or the default one for None; every chat's cache is made again for it."""
-        if not self.model.can_change:
-            return
+        if self.model.can_change:
+            self.begin_load(folder)
+
+    def begin_load(self, folder: str | None) -> None:
+        """The same, for those who know that none is being loaded."""
         self.model_folder = folder
         self.model = Model()
-        self._submit(LoadModel(folder))
+        self.submit(LoadModel(folder))
         self.model_changed.emit()
 
     def set_budget(self, max_bytes: int | None, drop_idle: bool) -> None:
         """Let all chats take at most so much memory together (None: as much as there is), now and after a restart."""
         self.remember(settings.BUDGET, write_budget(max_bytes))
         self.remember(settings.DROP_IDLE, "1" if drop_idle else "0")
-        self._submit(SetBudget(max_bytes, drop_idle))
+        self.submit(SetBudget(max_bytes, drop_idle))
 
     def save_all(self) -> None:
         """Write down what is being answered right now, so that nothing on screen is lost when the app ends."""
         self._timer.stop()
+        self.opening.forget_trial()
         for chat in self.chats.values():
             if chat.answering and chat.turns:
                 chat.turns[-1].kind = "stopped"
@@ -136,13 +143,18 @@ class Controller(QObject):
         """Why the last change could not be written down, for people."""
         return self.saving.error
 
-    def _submit(self, command: Command) -> None:
+    def submit(self, command: Command) -> None:
         self._engine.submit(command)
 
     # ------------------------------------------------------------ chats
     @property
     def can_send(self) -> bool:
         return self.model.phase == "ready"
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether any answer would end with the model."""
+        return any(holder.answering for holder in (*self.chats.values(), *self.comparison.lanes))
 
     @property
     def last_choice(self) -> CacheChoice:
@@ -197,7 +209,7 @@ class Controller(QObject):
         self.chats[new_id] = fork
         messages = conversation_of(kept)
         if parent.opened and messages:
-            self._submit(ForkChat(chat_id, new_id, messages))
+            self.submit(ForkChat(chat_id, new_id, messages))
             fork.opened = True
         self.chats_changed.emit()
         return new_id
@@ -263,7 +275,7 @@ class Controller(QObject):
 
     def stop(self, chat_id: int) -> None:
         if self.chats[chat_id].answering:
-            self._submit(Stop(chat_id))
+            self.submit(Stop(chat_id))
 
     def rename_chat(self, chat_id: int, title: str) -> None:
         if title.strip():
@@ -275,7 +287,7 @@ class Controller(QObject):
         """Delete a chat: its text from the store, its cache from the engine."""
         chat = self.chats.pop(chat_id)
         if chat.opened:
-            self._submit(CloseChat(chat_id))
+            self.submit(CloseChat(chat_id))
         self._save(self.store.delete_chat, chat_id)
         self.chats_changed.emit()
 
@@ -283,7 +295,7 @@ class Controller(QObject):
         """Give a chat's cache back and keep its text, which is read again before the chat's next answer."""
         chat = self.chats[chat_id]
         if chat.opened and not chat.answering:
-            self._submit(CloseChat(chat_id))
+            self.submit(CloseChat(chat_id))
             chat.opened, chat.memory = False, None
             self.chat_changed.emit(chat_id)
             self.memory_changed.emit()
@@ -306,12 +318,12 @@ class Controller(QObject):
     def _let_answer(self, chat: Chat, before: Cost) -> None:
         """Let the model write on at the last turn, which has cost `before` already."""
         if not chat.opened:
-            self._submit(OpenChat(chat.id, chat.choice))
+            self.submit(OpenChat(chat.id, chat.choice))
             chat.opened = True
         chat.begin()
         chat.before = before
         chosen = chat.settings
-        self._submit(
+        self.submit(
             Send(
                 chat.id,
                 conversation_of(chat.turns),
@@ -366,6 +378,8 @@ class Controller(QObject):
         changed = self._incoming.take(events)
         if changed.model:
             self.model_changed.emit()
+        if changed.opening:
+            self.opening.changed.emit()
         for chat_id in changed.turns:
             self.turns_changed.emit(chat_id)
         for chat_id in changed.texts - changed.turns:

@@ -10,6 +10,10 @@ from app.ui.assets import SamplePrompt, sample_prompts
 from app.ui.small import button, label
 from app.ui.state import Model
 
+NARROW = 560  # below this width the prompts stand below each other
+MARGIN = 24
+GAP = 12
+
 
 class PromptCard(QPushButton):
     """A prompt one can click."""
@@ -36,8 +40,11 @@ class PromptCard(QPushButton):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         # A button's height doesn't follow its width by itself; its wrapped text needs that.
-        if (layout := self.layout()) is not None:
-            self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
+        self.setMinimumHeight(self.height_for(self.width()))
+
+    def height_for(self, width: int) -> int:
+        layout = self.layout()
+        return layout.totalHeightForWidth(width) if layout is not None else 0
 
 
 class EmptyState(QWidget):
@@ -50,13 +57,13 @@ class EmptyState(QWidget):
         for made in (self._title, self._below):
             made.setAlignment(Qt.AlignmentFlag.AlignHCenter)
         self._cards = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        self._cards.setSpacing(12)
-        for sample in sample_prompts():
-            card = PromptCard(sample)
+        self._cards.setSpacing(GAP)
+        self._prompts = [PromptCard(sample) for sample in sample_prompts()]
+        for sample, card in zip(sample_prompts(), self._prompts, strict=True):
             card.clicked.connect(lambda _=False, prompt=sample.prompt: self.picked.emit(prompt))
             self._cards.addWidget(card, 1)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 24, 0, 24)
+        layout.setContentsMargins(0, MARGIN, 0, MARGIN)
         layout.addStretch(4)
         layout.addWidget(self._title)
         layout.addSpacing(4)
@@ -72,5 +79,10 @@ class EmptyState(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        narrow = self.width() < 560
+        narrow = self.width() < NARROW
         self._cards.setDirection(QBoxLayout.Direction.TopToBottom if narrow else QBoxLayout.Direction.LeftToRight)
+        # Below each other they may need more height than there is. One whole card says more than three halves.
+        room = self.height() - 2 * MARGIN - 4 - 32 - self._title.height() - self._below.heightForWidth(self.width())
+        for index, card in enumerate(self._prompts):
+            room -= card.height_for(self.width()) + (GAP if index else 0)
+            card.setVisible(not narrow or index == 0 or room >= 0)

@@ -26,3 +26,8 @@ def pixmap(name: str, colour: str, size: int = 16, ratio: float = 2.0) -> QPixma
 
 def icon(name: str, colour: str, size: int = 16) -> QIcon:
     return QIcon(pixmap(name, colour, size))
+
+
+def app_icon() -> QIcon:
+    """The application's own icon, at any size."""
+    return QIcon(str(resource("icon.svg")))

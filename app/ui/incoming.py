@@ -21,8 +21,13 @@ from app.engine.messages import (
     ContextNearlyFull,
     EngineStopped,
     Event,
+    ImportCancelled,
+    ImportFailed,
+    ImportProgress,
+    ImportRefused,
     MemoryReport,
     ModelFailed,
+    ModelImported,
     ModelProgress,
     ModelReady,
     PromptProgress,
@@ -46,6 +51,7 @@ class Changed:
     texts: set[int] = field(default_factory=set)
     lanes: set[int] = field(default_factory=set)
     model: bool = False
+    opening: bool = False
     memory: bool = False
 
 
@@ -75,10 +81,15 @@ class Incoming:
                 for chat in controller.chats.values():
                     chat.context = None  # another model may read more
                 self._changed.chats |= set(controller.chats)
-                self._changed.model = True
+                self._changed.model = self._changed.opening = True
+                controller.opening.model_is_ready()
             case ModelFailed(message, can_fetch):
                 controller.model = Model("failed", error=message, can_fetch=can_fetch)
-                self._changed.model = True
+                self._changed.model = self._changed.opening = True
+                controller.opening.model_has_failed()
+            case ImportProgress() | ModelImported() | ImportFailed() | ImportCancelled() | ImportRefused():
+                controller.opening.take(event)
+                self._changed.opening = True
             case EngineStopped(error):
                 self._engine_stopped(error)
             case MemoryReport():
@@ -180,6 +191,8 @@ class Incoming:
         """Every cache is gone with the worker: what was being answered fails, what was opened must be opened again."""
         controller = self._controller
         controller.model = Model("stopped", error=error)
+        controller.opening.engine_has_stopped()
+        self._changed.opening = True
         for holder in (*controller.chats.values(), *controller.comparison.lanes):
             was_answering, holder.phase, holder.opened, holder.memory = holder.answering, "idle", False, None
             self._touched(holder)

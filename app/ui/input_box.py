@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QFocusEvent, QFont, QKeyEvent, QMouseEvent, QResizeEvent, QTextOption
+from PySide6.QtGui import QDragEnterEvent, QFocusEvent, QFont, QKeyEvent, QMouseEvent, QResizeEvent, QTextOption
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QTextEdit, QWidget
 
 from app.ui.small import IconButton, restyle
@@ -46,6 +46,13 @@ class GrowingEdit(QTextEdit):
             event.ignore()  # What is around it cancels with it, or the window stops the answer.
             return
         super().keyPressEvent(event)
+
+    # A file that is dropped is a model to open, which is the window's business, and not its path as text.
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if any(url.isLocalFile() for url in event.mimeData().urls()):
+            event.ignore()
+        else:
+            super().dragEnterEvent(event)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from PySide6.QtCore import QByteArray, Qt
-from PySide6.QtGui import QCloseEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import (
-    QDialog,
-    QFileDialog,
-    QFrame,
-    QHBoxLayout,
-    QMainWindow,
-    QStackedWidget,
-    QVBoxLayout,
-    QWidget,
+from PySide6.QtGui import (
+    QCloseEvent,
+    QDragEnterEvent,
+    QDragLeaveEvent,
+    QDragMoveEvent,
+    QDropEvent,
+    QResizeEvent,
+    QShowEvent,
 )
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
 from app.ui import settings
 from app.ui.answer_settings import AnswerSettings
@@ -25,52 +23,20 @@ from app.ui.chat_view import ChatView
 from app.ui.compare_view import CompareView
 from app.ui.confirm import confirm
 from app.ui.controller import Controller
+from app.ui.drops import DropZone
+from app.ui.header import Header
 from app.ui.memory_panel import MemoryPanel
 from app.ui.menus import make_menus
+from app.ui.model_dialogs import ask_gguf_file, ask_model_folder, show_model_files
+from app.ui.model_progress import ModelProgressBar
 from app.ui.notice import Notices
 from app.ui.ports import EngineLike, StoreLike
 from app.ui.settings import ChatSettings
 from app.ui.sidebar import Sidebar
-from app.ui.small import Dot, ElidedLabel, IconButton, label
 from app.ui.theme import theme
 
 # Below this width there is room for one side only.
 NARROW = 980
-HEADER = 52
-
-
-class Header(QFrame):
-    """The line above the middle: what is shown, and the buttons of its answers' settings and of the memory panel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setObjectName("header")
-        self.setFixedHeight(HEADER)
-        self._dot = Dot()
-        self._title = ElidedLabel("", "title")
-        self._chip = label("", "chip")
-        self.answers = IconButton("sliders", "Answer settings…", 32)
-        self.memory = IconButton("panel", "Show or hide the memory panel", 32)
-        self.memory.setCheckable(True)
-        layout = QHBoxLayout(self)
-        layout.setContentsMargins(24, 0, 12, 0)
-        layout.setSpacing(10)
-        layout.addWidget(self._dot)
-        layout.addWidget(self._title, 1)
-        layout.addWidget(self._chip, 0, Qt.AlignmentFlag.AlignVCenter)
-        buttons = QHBoxLayout()
-        buttons.setSpacing(2)
-        buttons.addWidget(self.answers)
-        buttons.addWidget(self.memory)
-        layout.addLayout(buttons)
-
-    def show_place(self, title: str, chip: str = "", colour: int | None = None) -> None:
-        self._dot.setVisible(colour is not None)
-        if colour is not None:
-            self._dot.set_colour(colour)
-        self._title.set_full(title)
-        self._chip.setText(chip)
-        self._chip.setVisible(bool(chip))
 
 
 class MainWindow(QMainWindow):
@@ -188,16 +154,33 @@ class MainWindow(QMainWindow):
             controller.set_settings(chat.id if chat else self.chat_view.chat_id or 0, dialog.chosen)
         dialog.deleteLater()
 
+    def open_model(self, path: str) -> None:
+        """Open a GGUF file or a model folder."""
+        self.controller.opening.open(path)
+
+    def ask_gguf_file(self) -> None:
+        """Open a GGUF file the person picks."""
+        if path := ask_gguf_file(self, self.controller):
+            self.open_model(path)
+
     def ask_model_folder(self) -> None:
         """Load a model from a folder the person picks."""
-        if not self.controller.model.can_change:
-            return
-        near = Path(self.controller.model_folder).parent if self.controller.model_folder else Path.home()
-        if folder := QFileDialog.getExistingDirectory(self, "Open model folder", str(near)):
-            self.controller.load_model(folder)
+        if path := ask_model_folder(self, self.controller):
+            self.open_model(path)
+
+    def use_model(self, folder: str | None, name: str = "") -> None:
+        """Use a model that is there already, or the default one; nothing where it is in use."""
+        controller = self.controller
+        if controller.model.phase != "ready" or controller.model_folder != folder:
+            controller.opening.use(folder, name)
 
     def use_default_model(self) -> None:
-        self.controller.load_model(None)
+        self.use_model(None)
+
+    def show_model_files(self) -> None:
+        """Show the folder of the models that were converted or downloaded."""
+        if problem := show_model_files():
+            self.controller.opening.tell(problem)
 
     # ------------------------------------------------------------ inside
     def _lay_out(self) -> None:
@@ -219,9 +202,13 @@ class MainWindow(QMainWindow):
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
         self.notices = Notices(self.controller)
+        self.model_progress = ModelProgressBar(self.controller)
         layout.addWidget(self.notices)
+        layout.addWidget(self.model_progress)
         layout.addLayout(sides, 1)
         self.setCentralWidget(whole)
+        self.setAcceptDrops(True)
+        self.drop_zone = DropZone(whole)
 
     def _connect(self) -> None:
         self.sidebar.place_chosen.connect(lambda place: self.show_compare() if place else self.show_chats())
@@ -235,6 +222,8 @@ class MainWindow(QMainWindow):
         for asks in (self.chat_view.budget_asked, self.compare_view.budget_asked, self.memory_panel.budget_asked):
             asks.connect(self.ask_budget)
         self.notices.model_folder_asked.connect(self.ask_model_folder)
+        self.drop_zone.dropped.connect(self.open_model)
+        self.drop_zone.refused.connect(self.controller.opening.tell)
         self.header.answers.clicked.connect(lambda: self.ask_answer_settings())
         self.header.memory.clicked.connect(self.toggle_memory)
         self.controller.chats_changed.connect(self._chats_changed)
@@ -284,6 +273,18 @@ class MainWindow(QMainWindow):
         super().resizeEvent(event)
         self._arrange()
 
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        self.drop_zone.enter(event)
+
+    def dragMoveEvent(self, event: QDragMoveEvent) -> None:
+        self.drop_zone.move_over(event)
+
+    def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
+        self.drop_zone.leave()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        self.drop_zone.drop(event)
+
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.chat_view.setFocus(Qt.FocusReason.OtherFocusReason)
@@ -298,7 +299,7 @@ class MainWindow(QMainWindow):
 def build_window(
     engine: EngineLike, store: StoreLike, restart_engine: Callable[[], EngineLike] | None = None
 ) -> MainWindow:
-    """The whole window on an engine and a store. Show it, then call `window.controller.start(model folder)`."""
+    """The whole window on an engine and a store. Show it, then call `window.controller.opening.start(path)`."""
     theme().set_name(store.setting(settings.THEME, "system"))
     controller = Controller(engine, store, restart_engine)
     window = MainWindow(controller)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QTextEdit
 
+from app.ui.models_menu import ModelsMenu
 from app.ui.theme import NAMES, theme
 
 if TYPE_CHECKING:
@@ -26,13 +27,18 @@ def make_menus(window: MainWindow) -> None:
         return action
 
     bar = window.menuBar()
-    chat = bar.addMenu("Chat")
-    add(chat, "New chat", QKeySequence.StandardKey.New, window.new_chat)
-    add(chat, "Stop answering", "Esc", window.stop)
-    add(chat, "Answer settings…", None, window.ask_answer_settings)
-    add(chat, "Delete chat", "Ctrl+W", window.close_current)
-    chat.addSeparator()
-    leave = add(chat, "Quit", QKeySequence.StandardKey.Quit, window.close)
+    file = bar.addMenu("File")
+    add(file, "New chat", QKeySequence.StandardKey.New, window.new_chat)
+    file.addSeparator()
+    opens = [
+        add(file, "Open GGUF file…", QKeySequence.StandardKey.Open, window.ask_gguf_file),
+        add(file, "Open model folder…", "Ctrl+Shift+O", window.ask_model_folder),
+    ]
+    file.addMenu(ModelsMenu(window))
+    default = add(file, "Use default model", None, window.use_default_model)
+    add(file, "Show model files", None, window.show_model_files)
+    file.addSeparator()
+    leave = add(file, "Quit", QKeySequence.StandardKey.Quit, window.close)
     leave.setMenuRole(QAction.MenuRole.QuitRole)
 
     edit = bar.addMenu("Edit")
@@ -57,13 +63,16 @@ def make_menus(window: MainWindow) -> None:
         action.setChecked(theme().name == name)
         group.addAction(action)
 
-    model = bar.addMenu("Model")
-    choose = add(model, "Open model folder…", QKeySequence.StandardKey.Open, window.ask_model_folder)
-    default = add(model, "Use default model", None, window.use_default_model)
+    chat = bar.addMenu("Chat")
+    add(chat, "Stop answering", "Esc", window.stop)
+    answers = add(chat, "Answer settings…", None, window.ask_answer_settings)
+    answers.setMenuRole(QAction.MenuRole.NoRole)  # macOS would take it for the application's own settings
+    add(chat, "Delete chat", "Ctrl+W", window.close_current)
 
     def enable() -> None:
         controller = window.controller
-        choose.setEnabled(controller.model.can_change)
+        for action in opens:
+            action.setEnabled(controller.model.phase != "stopped")
         default_is_on = controller.model.phase == "ready" and controller.model_folder is None
         default.setEnabled(controller.model.can_change and not default_is_on)
 

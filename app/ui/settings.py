@@ -16,6 +16,9 @@ GEOMETRY = "geometry"
 LANES = "lanes"
 BUDGET = "budget"
 DROP_IDLE = "drop_idle"
+MODEL = "model"  # the folder of the model used last; empty for the default model
+TRIED = "model_tried"  # the same folder, while it is being opened at a start
+PLACE = "place"  # the folder in which a model was looked for last
 
 NO_BUDGET = "none"
 

@@ -28,6 +28,7 @@ def fresh(default_model_dir: Path) -> Iterator[Driver]:
     driver.end()
 
 
+@pytest.mark.large
 def test_ten_forks_of_a_long_chat_cost_less_than_one_and_a_half_chats_and_say_the_same(fresh: Driver) -> None:
     """Ten times the answer to one long question. Measured by MLX's own counter, with the default model."""
     story, method, n_tokens = BEGINNING + SENTENCE * 145, "turboquant_mse", 2_000

@@ -44,6 +44,7 @@ with Engine() as engine:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from Linux's /proc")
+@pytest.mark.large
 def test_200_short_chats_leave_memory_as_it_was_after_the_first_ten(default_model_dir: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(default_model_dir)],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.engine.messages import AnswerEnded, ChatFailed, LoadModel, ModelFailed, ModelProgress, ModelReady
-from app.models import loading, weights
+from app.models import default_model, loading, weights
 from tests.app.engine.driver import Driver
 
 
@@ -142,6 +142,18 @@ def test_the_default_model_missing_can_be_fetched(tmp_path: Path, monkeypatch: p
     failed = driver.until(lambda e: isinstance(e, ModelFailed))
     assert isinstance(failed, ModelFailed)
     assert failed.can_fetch
+    driver.end()
+
+
+def test_a_packaged_app_without_its_model_offers_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VELOXQUANT_MODELS_DIR", str(tmp_path))
+    monkeypatch.setattr(default_model, "is_packaged", lambda: True)
+    driver = Driver()
+    driver.engine.submit(LoadModel())
+    failed = driver.until(lambda e: isinstance(e, ModelFailed))
+    assert isinstance(failed, ModelFailed)
+    assert not failed.can_fetch
+    assert "install the app again" in failed.message
     driver.end()
 
 
