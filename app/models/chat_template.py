@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 _MAX_TEMPLATE = 300_000  # characters; the longest in use have some 30,000
-_SECONDS = 3.0  # of computing; usual is a thousandth
+_SECONDS = 1.0  # of computing; usual is a thousandth
 _WORK = 100_000_000  # characters and items, and as many again for each ...
 _WORK_PER_CHARACTER = 100  # ... of the conversation
 _MAX_NUMBER = 10_000  # that says how large something is to be

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.models.chat_template import ChatTemplate, ChatTemplateError
 from app.models.convert import CONVERTER
 from app.models.errors import Cancelled, ModelFileError
 from app.models.progress import IsCancelled, Progress
@@ -87,7 +88,7 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
                 f"The weights of the model in {folder} take {_size(needed)} of memory here, and this computer has "
                 f"{_size(memory)}. Choose a smaller model."
             )
-        model, _ = load_weights(folder, lazy=True, trust_remote_code=False)
+        model, settings = load_weights(folder, lazy=True, trust_remote_code=False)
         dtype = _compute_type(config, on_cpu=on_cpu)
         if dtype is not None:
             model.set_dtype(getattr(mx, dtype))
@@ -108,7 +109,7 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
     step("Reading the tokenizer", 0.85)
     try:
         # Where nothing is said, transformers asks on the terminal whether a folder's own code may run.
-        tokenizer = load_tokenizer(folder, {"trust_remote_code": False})
+        tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=settings.get("eos_token_id"))
     except Exception as exc:  # the tokenizers package raises plain Exception
         if "trust_remote_code" in str(exc):
             raise ModelFileError(_OWN_CODE.format(folder)) from exc
@@ -122,6 +123,7 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
             f"The model in {folder} has no chat template, so it can't hold a conversation. "
             f"Choose an instruct version of it."
         )
+    _guard_template(tokenizer, folder)
     step("Warming up", 0.9)
     try:
         caches = make_prompt_cache(model)
@@ -166,6 +168,27 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
         notices=tuple(notices),
         together=together,
     )
+
+
+def _guard_template(tokenizer: Any, folder: Path) -> None:
+    """Let the chat template run within limits: it is a program that came with the model, and runs on every message."""
+    from transformers import PreTrainedTokenizerBase
+
+    # Some tokenizers write conversations in Python, of mlx-lm or of transformers; a folder's own template is a text,
+    # or several by name.
+    own = type(tokenizer._tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
+    text = tokenizer.chat_template
+    text = text.get("default") if isinstance(text, dict) else text
+    if own or tokenizer._chat_template is not None or not isinstance(text, str):
+        return
+    try:
+        template = ChatTemplate(text, tokenizer.special_tokens_map)
+    except ChatTemplateError as exc:
+        raise ModelFileError(
+            f"The model in {folder} can't hold a conversation: its chat template doesn't work ({exc}). "
+            f"Choose another model, or download it again."
+        ) from exc
+    tokenizer._chat_template = template.render
 
 
 def _config(folder: Path) -> dict[str, Any]:

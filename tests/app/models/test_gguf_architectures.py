@@ -220,3 +220,10 @@ def test_another_architecture_is_named(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ModelFileError, match="architecture mamba; llama, qwen2, qwen3 and gemma3 can be"):
         convert(tmp_path / "mamba.gguf")
+
+
+def test_a_qwen2_model_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    gguf = write_tiny(tmp_path / "tiny.gguf", "qwen2", bpe=False)
+    with pytest.raises(ModelFileError, match=r"only Qwen2's own \(gpt2/qwen2\) works"):
+        gguf_to_mlx_folder(gguf, tmp_path / "model")
+    assert not (tmp_path / "model").exists()

@@ -13,6 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from app.models import loading
+from app.models.chat_template import ChatTemplateError
 from app.models.errors import ModelFileError
 from app.models.loading import LoadedModel, load_model
 from app.models.weights import installed_memory, weights_bytes
@@ -300,6 +301,37 @@ def test_trust_is_never_given(copy: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("load_model", "load_tokenizer"):
         monkeypatch.setattr(mlx_lm.utils, name, watched(getattr(mlx_lm.utils, name)))
     load(copy)
-    (_, weights), (tokenizer, settings) = asked
+    (_, weights), (tokenizer, _) = asked
     assert weights["trust_remote_code"] is False
-    assert (tokenizer, settings) == (({"trust_remote_code": False},), {})
+    assert tokenizer == ({"trust_remote_code": False},)
+
+
+def test_an_answer_ends_at_every_token_the_model_ends_turns_with(copy: Path) -> None:
+    edit_json(copy / "config.json", eos_token_id=[2, 7])
+    assert load(copy).tokenizer.eos_token_ids == {2, 7}
+
+
+def test_a_chat_template_gives_the_tokens_it_gives_in_transformers(default_model_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
+    turns = [{"role": role, "content": f"{role}’s  words\n"} for role in ("system", "user", "assistant", "user")]
+    expected = AutoTokenizer.from_pretrained(default_model_dir).apply_chat_template(
+        turns, add_generation_prompt=True, return_dict=False
+    )
+    assert load(default_model_dir).tokenizer.apply_chat_template(turns, add_generation_prompt=True) == expected
+
+
+def test_a_chat_template_that_never_ends_for_some_messages_is_stopped(copy: Path) -> None:
+    forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = f"{{% if messages[0].content == 'Now' %}}{forever}{{% endif %}}{{{{ messages[0].content }}}}"
+    edit_json(copy / "tokenizer_config.json", chat_template=template)
+    tokenizer = load(copy).tokenizer
+    assert tokenizer.decode(tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])) == "Hello"
+    with pytest.raises(ChatTemplateError, match="far more than a chat template needs"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "Now"}])
+
+
+def test_a_chat_template_that_is_no_program_is_a_message(copy: Path) -> None:
+    edit_json(copy / "tokenizer_config.json", chat_template="{% for")
+    with pytest.raises(ModelFileError, match="its chat template doesn't work"):
+        load(copy)

@@ -51,7 +51,7 @@ def write_tiny(
             writer.add_float32(key, value)
         elif value is not None:
             writer.add_uint32(key, value)
-    _add_tokenizer(writer, bpe=bpe)
+    _add_tokenizer(writer, bpe=bpe, pre="qwen2" if architecture == "qwen2" else "smollm")
     for name, array in tensors.items():
         if array.ndim == 2:
             kind = (others or {}).get(name, weights)
@@ -118,13 +118,13 @@ def _tensors(architecture: str, *, tied: bool, rng: np.random.Generator) -> dict
     return tensors
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, *, bpe: bool) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, *, bpe: bool, pre: str) -> None:
     normal, unknown, control, byte = 1, 2, 3, 6
     if bpe:
         tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_alphabet(), "he"]
         kinds = [control] * 3 + [normal] * 257
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("smollm")
+        writer.add_tokenizer_pre(pre)
         writer.add_token_merges(["h e"])
     else:
         tokens = ["<unk>", "<|im_start|>", "<|im_end|>", *(f"<0x{i:02X}>" for i in range(256)), "▁"]
