@@ -6,7 +6,7 @@ PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
 endif
 VENV := .venv/bin/python
 
-.PHONY: run test bench lint format lock tour clean python set-up
+.PHONY: run test test-app app release bench lint format lock tour clean python set-up
 
 run: python
 	@$(PYTHON) packaging/bootstrap.py run
@@ -19,6 +19,23 @@ run: python
 
 test: set-up
 	@QT_QPA_PLATFORM=offscreen $(VENV) -m pytest
+
+# What takes long or downloads much, and the packaged app itself.
+test-app: app
+	@QT_QPA_PLATFORM=offscreen $(VENV) -m pytest -m large
+
+# The packaged app in dist/; on macOS with a signature (see packaging/README.md), checked, and a disk image.
+app: set-up
+	@$(VENV) packaging/build_app.py
+	@if [ "$$(uname -s)" = Darwin ]; then \
+		packaging/sign.sh "dist/VeloxQuant Chat.app" && \
+		$(VENV) packaging/verify_bundle.py "dist/VeloxQuant Chat.app" && \
+		packaging/make_dmg.sh "dist/VeloxQuant Chat.app" "dist/VeloxQuant-Chat-$$($(VENV) packaging/release.py version)-arm64.dmg"; \
+	fi
+
+# Checks that this commit can be released, and says what to do next.
+release: set-up
+	@$(VENV) packaging/release.py check
 
 # Takes about half an hour, and wants a machine that does nothing else. One alone: make bench ONLY=quality
 bench: set-up

@@ -57,13 +57,20 @@ def preload_openblas() -> BlasState:
         return "loaded"
     if "mlx.core" in sys.modules:
         return "too late"
-    for name in ("libopenblas.so.0", *(path for pattern in _PATTERNS for path in sorted(glob.glob(pattern)))):
+    for name in _candidates():
         try:
             _loaded = _with_fitting_kernels(name)
         except OSError:
             continue
         return "loaded"
     return "missing"
+
+
+def _candidates() -> list[str]:
+    """Names to try, best first: in an app made by PyInstaller its own copy, which is there on every system."""
+    bundle = getattr(sys, "_MEIPASS", None)
+    own = [str(Path(bundle) / "libopenblas.so.0")] if bundle else []
+    return [*own, "libopenblas.so.0", *(path for pattern in _PATTERNS for path in sorted(glob.glob(pattern)))]
 
 
 def openblas_core() -> str:
