@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 
@@ -10,14 +9,13 @@ from bundle_facts import ROOT
 from PIL import Image
 
 SVG = ROOT / "resources" / "icon.svg"
-# What an .icns file may hold, in pixels; the larger ones serve as the smaller ones of screens with two pixels a point.
-ICNS_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+# In pixels, as Pillow writes them; macOS makes the one of 16 from that of 32.
+ICNS_SIZES = (32, 64, 128, 256, 512, 1024)
 
 
 def draw(size: int) -> Image.Image:
     """The icon, `size` pixels wide and high, on nothing."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # builds have no screen
-    from PySide6.QtCore import QBuffer, QIODevice
     from PySide6.QtGui import QImage, QPainter
     from PySide6.QtSvg import QSvgRenderer
 
@@ -27,10 +25,8 @@ def draw(size: int) -> Image.Image:
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     QSvgRenderer(str(SVG)).render(painter)
     painter.end()
-    buffer = QBuffer()
-    buffer.open(QIODevice.OpenModeFlag.WriteOnly)
-    image.save(buffer, "PNG")
-    return Image.open(io.BytesIO(buffer.data().data())).convert("RGBA")
+    image = image.convertToFormat(QImage.Format.Format_RGBA8888)
+    return Image.frombytes("RGBA", (size, size), bytes(image.constBits()))
 
 
 def write_png(path: Path, size: int) -> None:
