@@ -34,6 +34,15 @@ def default_model_dir() -> Path:
     return folder
 
 
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, where models are looked for and made instead of the user's own."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    monkeypatch.setenv("VELOXQUANT_MODELS_DIR", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory, default_model_dir: Path) -> Path:
     """A model folder that loads and runs in no time: a random llama (2 layers, 4 heads, 2 KV heads of 16 dimensions).

@@ -21,6 +21,7 @@ from app.engine.conversation import NEARLY_FULL, Prompt, TooLongError, make_prom
 from app.engine.decode import Decoder, Taken
 from app.engine.sampling import TokenSampler
 from app.engine.writing import Writer
+from app.models.errors import contained
 from app.models.loading import LoadedModel
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
@@ -64,7 +65,8 @@ class Answering:
     def send(self, chat: Chat, command: m.Send) -> None:
         """Begin an answer."""
         try:
-            self._begin(chat, command)
+            with contained():
+                self._begin(chat, command)
         except TooLongError as exc:
             self._emit(m.ContextNearlyFull(chat.chat_id, exc.used, exc.limit))
             of = self._loaded.name if exc.limit == self._loaded.context_limit else "this chat"
@@ -127,7 +129,8 @@ class Answering:
         if chat.answer is None:
             return
         try:
-            self._end(chat, "stopped")
+            with contained():
+                self._end(chat, "stopped")
         except Exception as exc:  # noqa: BLE001  # a detokenizer's last words; the chat has stopped in any case
             self.fail_step(chat, exc)
 
@@ -147,7 +150,8 @@ class Answering:
         turns = [{"role": message.role, "content": message.content} for message in command.messages]
         asks = bool(turns) and turns[-1]["role"] == "user"
         try:
-            tokens = self._loaded.tokenizer.apply_chat_template(turns, add_generation_prompt=asks) if turns else []
+            with contained():
+                tokens = self._loaded.tokenizer.apply_chat_template(turns, add_generation_prompt=asks) if turns else []
             twin = chat.fork(command.new_chat_id, tokens)
         except Exception:  # noqa: BLE001  # no room for what can't be shared, or a template that doesn't take these turns
             twin = Chat(command.new_chat_id, chat.choice)  # its first answer makes its cache, when there is room

@@ -78,6 +78,7 @@ class Engine:
         # A daemon, so that a worker stuck in one long MLX call can't keep a process alive that has ended otherwise.
         self._thread = threading.Thread(target=self._run, name="velox-worker", daemon=True)
         self._thread.start()
+        self._importing.tidy()
 
     def submit(self, command: Command) -> None:
         """Queue a command for the worker, or let an import begin or end. Never blocks."""

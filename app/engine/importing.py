@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Event as Flag
 
@@ -53,6 +54,10 @@ class Importing:
             )
             self._thread.start()
 
+    def tidy(self) -> None:
+        """Remove what an import left that was killed in the middle: gigabytes, perhaps. Returns at once."""
+        threading.Thread(target=_tidy, name="velox-tidy", daemon=True).start()
+
     def cancel(self) -> None:
         """Let the running import end and remove what it has made; nothing where there is none."""
         self._cancelled.set()
@@ -82,11 +87,19 @@ class Importing:
             event = ImportCancelled(path)
         except ModelFileError as exc:
             event = ImportFailed(path, str(exc))
-        except Exception as exc:  # noqa: BLE001  # the last frame of the thread; a disk or a file may fail in any way
+        except BaseException as exc:  # noqa: BLE001  # the last frame of the thread: report, never die silently
             event = ImportFailed(path, f"The file {path} can't be converted ({type(exc).__name__}: {exc}). {HINT}")
         with self._lock:
             self._path = None  # before the event: who has seen it may start the next
         self._emit(event)
+
+
+def _tidy() -> None:
+    from app.models.default_model import models_dir
+    from app.models.set_up import tidy
+
+    with suppress(OSError):  # a folder that can't be written to; whoever imports something is told so then
+        tidy(models_dir())
 
 
 class _Reports:

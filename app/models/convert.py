@@ -79,7 +79,7 @@ def converted_size(gguf: GgufFile, plan: Plan) -> int:
 
 def display_name(gguf: GgufFile) -> str:
     """The model's own name, or the file's."""
-    return " ".join(gguf.text("general.name", "").split())[:80] or gguf.path.stem
+    return gguf.words("general.name")[:80] or gguf.path.stem
 
 
 def _config(gguf: GgufFile, plan: Plan, name: str | None) -> dict[str, Any]:

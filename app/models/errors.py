@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ModelFileError(Exception):
     """A model's file is missing, damaged or of a kind that can't be used; the message names the file."""
@@ -13,3 +16,18 @@ class FetchError(Exception):
 
 class Cancelled(Exception):  # noqa: N818 - not an error: the caller asked for it
     """The caller's `cancelled()` became true. Nothing half-written is left behind."""
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Turn what libraries throw past `except Exception` into a RuntimeError: no file may end the thread that reads it.
+
+    tokenizers is written in Rust, whose panics over a damaged tokenizer.json are BaseExceptions; and one of mlx-lm's
+    models (olmo) ends the program where a package is missing.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error

@@ -1,11 +1,12 @@
 """GGUF's blocks of weights as MLX's affine groups: value = scale * code + bias, 32 values to a group.
 
 Where a type's own grid is affine over 32 values or more, the codes are the file's and only the scale and bias are
-rounded, once, to float16 (by at most 1 in 2,048 of themselves). Every other type is decoded by `gguf.dequantize` and
-fitted again: scale and bias from the group's least and greatest value, with so many bits that the added error is far
-below the one the file already has. Measured, as root mean squares in parts of the weights' own: the error that is
-added, and for comparison the least that any code of the type's size can have on normally distributed weights
-(2 ** -bits per weight; real ones have up to twice that):
+rounded, once, to float16 (by at most 1 in 2,048 of themselves; models that run in bfloat16, on a GPU, round them once
+more when they are loaded, by at most 1 in 256, which was not measured). Every other type is decoded by
+`gguf.dequantize` and fitted again: scale and bias from the group's least and greatest value, with so many bits that
+the added error is far below the one the file already has. Measured, as root mean squares in parts of the weights'
+own: the error that is added, and for comparison the least that any code of the type's size can have on normally
+distributed weights (2 ** -bits per weight; real ones have up to twice that):
 
 | type                                                       | bits | added         | file, at least |
 |------------------------------------------------------------|------|---------------|----------------|

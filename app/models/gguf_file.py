@@ -8,7 +8,6 @@ in the header is trusted: a count or length that the file's bytes don't justify 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import struct
 from collections.abc import Mapping
@@ -68,12 +67,10 @@ class GgufFile:
     it is missing and `default` is None.
     """
 
-    def __init__(
-        self, path: Path, pairs: Mapping[str, Any], tensors: Mapping[str, GgufTensor], header: tuple[int, bytes]
-    ) -> None:
+    def __init__(self, path: Path, pairs: Mapping[str, Any], tensors: Mapping[str, GgufTensor], size: int) -> None:
         self.path = path
         self.tensors: Mapping[str, GgufTensor] = MappingProxyType(dict(tensors))
-        self.size, self.header_sha256 = header  # bytes of the whole file; digest of everything before the tensors' data
+        self.size = size  # bytes of the whole file
         self._pairs = pairs
 
     def has(self, key: str) -> bool:
@@ -81,6 +78,11 @@ class GgufFile:
 
     def text(self, key: str, default: str | None = None) -> str:
         return str(self._scalar(key, default, str, "a text"))
+
+    def words(self, key: str) -> str:
+        """A text that only people read, on one line; empty where there is none or it is no text."""
+        value = self._pairs.get(key)
+        return " ".join(value.split()) if isinstance(value, str) else ""
 
     def integer(self, key: str, default: int | None = None) -> int:
         return int(self._scalar(key, default, int, "a whole number"))
@@ -201,10 +203,6 @@ class _Reader:
             if self.at > len(self.buffer):
                 raise _DamagedError
         return start
-
-    def digest(self) -> bytes:
-        """SHA-256 of all that was asked for so far."""
-        return hashlib.sha256(memoryview(self.buffer)[: self.at]).digest()
 
     def u32(self) -> int:
         return int(_U32.unpack_from(self.buffer, self.need(4))[0])
@@ -331,7 +329,7 @@ def _read(reader: _Reader, path: Path) -> GgufFile:
             f"The model's file {path} is cut off: it has {reader.size:,} bytes and should have {end:,}. "
             f"Download or copy the file again."
         )
-    return GgufFile(path, pairs, tensors, (reader.size, reader.digest()))
+    return GgufFile(path, pairs, tensors, reader.size)
 
 
 def _tensor(reader: _Reader, path: Path) -> GgufTensor:

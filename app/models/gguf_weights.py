@@ -140,8 +140,8 @@ class _Work:
                 try:
                     return done.result(timeout=0.05)
                 except TimeoutError:
-                    if done.done():  # the task's own
-                        raise
+                    if done.done():  # in this moment; or it is an error of the task's own
+                        return done.result()
                     self._poll()
 
     def _poll(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -17,9 +16,8 @@ from app.models.fetch import is_disk_full
 from app.models.gguf_file import MAGIC, GgufFile, read_gguf
 from app.models.progress import IsCancelled, Progress
 from app.models.set_up import is_whole, only_process, put_in_place, remove_leftovers, scaled, work_folder
-from app.models.verify import MANIFEST, write_manifest
+from app.models.verify import MANIFEST, file_sha256, write_manifest
 
-_SAMPLES, _SAMPLE_BYTES = 64, 65_536  # of a file's data, for its identity
 _CONVERTED = 0.95  # the share of the progress bar; the rest is reading what was written
 
 
@@ -58,9 +56,10 @@ def import_gguf(gguf: Path, progress: Progress, cancelled: IsCancelled) -> Path:
         In either case nothing half-converted is left.
     """
     progress("Reading the file", None)
+    state = _state(gguf)
     file = read_gguf(gguf)
     plan = plan_conversion(file)
-    identity = file_identity(file)
+    identity = file_identity(gguf, cancelled)
     parent = models_dir()
     folder = parent / f"{_safe(display_name(file))}-{identity[:8]}"
     needed = converted_size(file, plan)
@@ -73,7 +72,7 @@ def import_gguf(gguf: Path, progress: Progress, cancelled: IsCancelled) -> Path:
             if not is_whole(folder, progress, cancelled):
                 remove_leftovers(parent)
                 _check_space(parent, needed)
-                _convert(file, identity, folder, progress, cancelled)
+                _convert(file, state, identity, folder, progress, cancelled)
     except OSError as error:
         if is_disk_full(error):
             raise ModelFileError(_no_space(parent, needed)) from error
@@ -97,48 +96,60 @@ def installed_models() -> list[InstalledModel]:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             n_bytes = sum(int(row["size"]) for row in manifest["files"].values())
             found.append(InstalledModel(str(manifest.get("name") or folder.name), folder, n_bytes))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
             continue
     return sorted(found, key=lambda model: (model.name.casefold(), str(model.folder)))
 
 
-def file_identity(gguf: GgufFile) -> str:
-    """A SHA-256, in hex, of the header, the size and evenly spaced samples of the data: the same wherever the file is.
-
-    A file of many gigabytes takes a moment, and two models that differ only outside the samples don't exist:
-    training or quantizing changes every tensor.
+def file_identity(gguf: Path, cancelled: IsCancelled = lambda: False) -> str:
+    """The file's SHA-256: the same wherever it lies, and another one for a copy with a single other byte.
 
     Raises:
         ModelFileError: the file can't be read.
+        Cancelled: `cancelled()` became true.
     """
-    digest = hashlib.sha256(gguf.header_sha256 + gguf.size.to_bytes(8, "little"))
-    step = max(1, (gguf.size - _SAMPLE_BYTES) // (_SAMPLES - 1))
     try:
-        with gguf.path.open("rb") as file:
-            for i in range(_SAMPLES):
-                file.seek(i * step)
-                digest.update(file.read(_SAMPLE_BYTES))
+        return file_sha256(gguf, cancelled)
     except OSError as error:
-        raise ModelFileError(f"The model's file {gguf.path} can't be read: {error.strerror}.") from error
-    return digest.hexdigest()
+        raise ModelFileError(f"The model's file {gguf} can't be read: {error.strerror}.") from error
 
 
-def _convert(gguf: GgufFile, identity: str, folder: Path, progress: Progress, cancelled: IsCancelled) -> None:
+def _state(gguf: Path) -> tuple[int, int, int]:
+    """Changes when the file is written to, or another one takes its place."""
+    try:
+        found = gguf.stat()
+    except OSError as error:
+        raise ModelFileError(f"The model's file {gguf} can't be read: {error.strerror}.") from error
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _convert(
+    gguf: GgufFile,
+    state: tuple[int, int, int],
+    identity: str,
+    folder: Path,
+    progress: Progress,
+    cancelled: IsCancelled,
+) -> None:
+    facts: dict[str, Any] = {
+        "name": display_name(gguf),
+        "licence": gguf.words("general.license") or "unknown",
+        "source": {
+            "file": gguf.path.name,
+            "size": gguf.size,
+            "identity": identity,
+            "architecture": gguf.text("general.architecture"),
+        },
+    }
     with work_folder(folder.parent) as work:
         finished = work / "model"
         gguf_to_mlx_folder(gguf.path, finished, scaled(progress, 0.0, _CONVERTED), cancelled)
         progress("Checking the model's files", _CONVERTED)
-        facts: dict[str, Any] = {
-            "name": display_name(gguf),
-            "licence": gguf.text("general.license", "unknown"),
-            "source": {
-                "file": gguf.path.name,
-                "size": gguf.size,
-                "identity": identity,
-                "architecture": gguf.text("general.architecture"),
-            },
-        }
         write_manifest(finished, facts, cancelled)
+        if _state(gguf.path) != state:
+            raise ModelFileError(
+                f"The file {gguf.path} was changed while it was read. Wait until it is whole, then open it again."
+            )
         put_in_place(finished, folder, work)
     progress("The model is ready", 1.0)
 

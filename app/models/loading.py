@@ -9,7 +9,7 @@ from typing import Any
 
 from app.models.chat_template import ChatTemplate, ChatTemplateError
 from app.models.convert import CONVERTER
-from app.models.errors import Cancelled, ModelFileError
+from app.models.errors import Cancelled, ModelFileError, contained
 from app.models.progress import IsCancelled, Progress
 from app.models.weights import installed_memory, weights_bytes
 from veloxquant_mlx.core.cpu import prepare_cpu
@@ -88,7 +88,8 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
                 f"The weights of the model in {folder} take {_size(needed)} of memory here, and this computer has "
                 f"{_size(memory)}. Choose a smaller model."
             )
-        model, settings = load_weights(folder, lazy=True, trust_remote_code=False)
+        with contained():
+            model, settings = load_weights(folder, lazy=True, trust_remote_code=False)
         dtype = _compute_type(config, on_cpu=on_cpu)
         if dtype is not None:
             model.set_dtype(getattr(mx, dtype))
@@ -109,7 +110,10 @@ def load_model(folder: Path, progress: Progress, cancelled: IsCancelled) -> Load
     step("Reading the tokenizer", 0.85)
     try:
         # Where nothing is said, transformers asks on the terminal whether a folder's own code may run.
-        tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=settings.get("eos_token_id"))
+        with contained():
+            tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=settings.get("eos_token_id"))
+            # Some damage shows only when it is used.
+            tokenizer.decode(tokenizer.encode("Hello, world! 1 + 1 = 2"))
     except Exception as exc:  # the tokenizers package raises plain Exception
         if "trust_remote_code" in str(exc):
             raise ModelFileError(_OWN_CODE.format(folder)) from exc

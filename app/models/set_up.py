@@ -58,6 +58,18 @@ def only_process(parent: Path, progress: Progress, cancelled: IsCancelled) -> It
         yield
 
 
+def tidy(parent: Path) -> None:
+    """Remove what a killed process left half-done, unless somebody is setting a model up in `parent` right now."""
+    if not any(parent.glob(f"{TEMPORARY}*")):
+        return
+    with (parent / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        remove_leftovers(parent)
+
+
 def remove_leftovers(parent: Path) -> None:
     """Remove what a killed process left half-done; whoever holds the lock knows that nobody is using it."""
     for leftover in parent.glob(f"{TEMPORARY}*"):

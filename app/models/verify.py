@@ -58,7 +58,7 @@ def check_model_folder(folder: Path, cancelled: IsCancelled = lambda: False) -> 
         raise ModelFileError(f"The model folder {folder} has no {MANIFEST}, so its files can't be checked.") from None
     except OSError as error:
         raise ModelFileError(f"The model's file {manifest} can't be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ModelFileError(
             f"The model's file {manifest} is damaged: it isn't a list of the folder's files."
         ) from error

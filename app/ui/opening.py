@@ -165,7 +165,9 @@ class Opening(QObject):
         running = self.running
         match event:
             case ImportProgress(path, stage, fraction):
-                if running is not None and running.path == path:
+                if running is None:  # it was asked for before the end of another one was known here
+                    self.running = running = Import(path)
+                if running.path == path:
                     running.stage, running.fraction = stage, fraction
                     if self._waits_to_start and fraction and not self._alone:
                         self._start_meanwhile()  # it takes its time; there is another model to chat with until then

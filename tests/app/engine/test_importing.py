@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,13 +45,7 @@ ROOT = Path(__file__).parents[3]
 ENDS = (ModelImported, ImportFailed, ImportCancelled, ImportRefused)
 
 
-@pytest.fixture(autouse=True)
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where converted models go."""
-    folder = tmp_path / "models"
-    folder.mkdir()
-    monkeypatch.setenv("VELOXQUANT_MODELS_DIR", str(folder))
-    return folder
+pytestmark = pytest.mark.usefixtures("models")
 
 
 @pytest.fixture
@@ -228,16 +223,23 @@ def test_a_file_that_can_not_be_converted_is_told_and_the_model_stays(
     assert tiny.ask(1, "Hello")
 
 
-def test_what_nobody_expected_is_a_sentence_too(tiny: Driver, gguf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+class Panic(BaseException):
+    """What tokenizers throws is no Exception either."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by accident"), Panic("by accident")])
+def test_what_nobody_expected_is_a_sentence_too(
+    tiny: Driver, gguf: str, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     def import_gguf(*_: object) -> Path:
-        raise ZeroDivisionError("by accident")
+        raise error
 
     monkeypatch.setattr(imports, "import_gguf", import_gguf)
     tiny.engine.submit(ImportModel(gguf))
     failed = tiny.until(is_end)
     assert isinstance(failed, ImportFailed)
     assert gguf in failed.message
-    assert "ZeroDivisionError: by accident" in failed.message
+    assert f"{type(error).__name__}: by accident" in failed.message
     monkeypatch.undo()
     tiny.engine.submit(CancelImport())  # there is none
     tiny.open(1)
@@ -288,6 +290,16 @@ def test_a_process_that_ends_in_the_middle_leaves_nothing_once_the_next_import_r
     done = tiny.until(is_end)
     assert isinstance(done, ModelImported)
     assert left_in(models) == [Path(done.folder).name]
+
+
+def test_what_a_killed_import_left_is_removed_at_the_next_start(models: Path) -> None:
+    (models / ".setup-dead").mkdir()
+    driver = Driver()
+    stop_at = time.monotonic() + PATIENCE
+    while left_in(models) and time.monotonic() < stop_at:
+        time.sleep(0.01)
+    assert not left_in(models)
+    driver.end()
 
 
 def test_a_gguf_file_is_no_folder(tiny: Driver, gguf: str) -> None:

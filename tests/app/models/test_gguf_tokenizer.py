@@ -51,7 +51,7 @@ def _gguf(pairs: dict[str, Any]) -> GgufFile:
         Path("some.gguf"),
         {key: np.array(value, arrays[key]) if key in arrays else value for key, value in pairs.items()},
         {},
-        (0, b""),
+        0,
     )
 
 

@@ -15,16 +15,13 @@ import pytest
 from safetensors import SafetensorError
 
 from app.models import Cancelled, ModelFileError, check_model_folder, imports
-from app.models.gguf_file import read_gguf
+from app.models.convert import gguf_to_mlx_folder
 from app.models.imports import InstalledModel, file_identity, import_gguf, installed_models, is_gguf
+from app.models.progress import IsCancelled, Progress
+from app.models.set_up import only_process, tidy
+from app.models.verify import FORMAT
 from tests.app.models.conftest import gguf_metadata, write_gguf
 from tests.app.models.tiny_models import write_tiny
-
-
-@pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("VELOXQUANT_MODELS_DIR", str(tmp_path / "models"))
-    return tmp_path / "models"
 
 
 def ignore(stage: str, fraction: float | None) -> None:
@@ -43,7 +40,7 @@ def test_an_imported_file_is_a_model_folder_that_says_where_it_is_from(tmp_path:
     path = write_tiny(tmp_path / "some file.gguf")
     seen: list[float] = []
     folder = import_gguf(path, lambda _, fraction: seen.append(fraction or 0.0), never)
-    identity = file_identity(read_gguf(path))
+    identity = file_identity(path)
     assert folder == models / f"Tiny-model-{identity[:8]}"
     check_model_folder(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -234,3 +231,51 @@ def test_installed_models_are_listed_from_their_manifests(tmp_path: Path, models
 def test_what_a_gguf_file_is(tmp_path: Path, name: str, make: Callable[[Path], object], expected: bool) -> None:
     make(tmp_path / name)
     assert is_gguf(tmp_path / name) is expected
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_taken_for_a_model(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    convert = gguf_to_mlx_folder
+
+    def while_it_is_written(gguf: Path, folder: Path, progress: Progress, cancelled: IsCancelled) -> None:
+        convert(gguf, folder, progress, cancelled)
+        write_tiny(gguf, seed=1)
+
+    monkeypatch.setattr(imports, "gguf_to_mlx_folder", while_it_is_written)
+    with pytest.raises(ModelFileError, match=r"tiny\.gguf was changed while it was read"):
+        import_gguf(path, ignore, never)
+    assert visible(models) == []
+
+
+def test_what_only_people_read_may_be_unreadable(tmp_path: Path, models: Path) -> None:
+    metadata = gguf_metadata() | {"general.name": 7, "general.license": ["MIT", "0BSD"]}
+    folder = import_gguf(write_gguf(tmp_path / "odd one.gguf", metadata), ignore, never)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["name"], manifest["licence"]) == ("odd one", "unknown")
+
+
+@pytest.mark.parametrize("size", ["Infinity", "[" * 100_000])
+def test_an_odd_manifest_is_a_damaged_one(tmp_path: Path, models: Path, size: str) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    folder = import_gguf(path, ignore, never)
+    whole = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(f'{{"format": {FORMAT}, "files": {{"config.json": {{"size": {size}')
+    if size == "Infinity":
+        with (folder / "manifest.json").open("a") as file:
+            file.write(', "sha256": ""}}}')
+    assert installed_models() == []
+    assert import_gguf(path, ignore, never) == folder
+    assert (folder / "manifest.json").read_text() == whole
+
+
+def test_leftovers_are_removed_unless_somebody_is_at_work(models: Path) -> None:
+    left = models / ".setup-dead"
+    left.mkdir()
+    (left / "half").write_bytes(b"half")
+    with only_process(models, ignore, never):
+        tidy(models)
+    assert left.exists()
+    tidy(models)
+    assert visible(models) == []

@@ -335,3 +335,19 @@ def test_a_chat_template_that_is_no_program_is_a_message(copy: Path) -> None:
     edit_json(copy / "tokenizer_config.json", chat_template="{% for")
     with pytest.raises(ModelFileError, match="its chat template doesn't work"):
         load(copy)
+
+
+def test_a_tokenizer_that_panics_is_a_message(copy: Path) -> None:
+    path = copy / "tokenizer.json"
+    broken = json.loads(path.read_text())
+    broken["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    path.write_text(json.dumps(broken))
+    with pytest.raises(ModelFileError, match=r"The tokenizer in .* can't be read"):
+        load(copy)
+
+
+def test_a_model_whose_code_ends_the_program_is_a_message(copy: Path) -> None:
+    """mlx-lm's olmo does so where the package hf_olmo is missing."""
+    edit_json(copy / "config.json", model_type="olmo")
+    with pytest.raises(ModelFileError, match="can't be loaded: SystemExit"):
+        load(copy)

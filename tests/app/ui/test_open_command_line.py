@@ -22,12 +22,7 @@ from tests.app.ui.test_quitting import start
 PATIENCE_S = 120.0  # only a hang ever waits that long
 
 
-@pytest.fixture(autouse=True)
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    monkeypatch.setenv("VELOXQUANT_MODELS_DIR", str(folder))
-    return folder
+pytestmark = pytest.mark.usefixtures("models")
 
 
 def remembered(data: Path) -> str:

@@ -454,3 +454,15 @@ def test_what_the_system_opens_is_opened_in_the_window(gguf: str) -> None:
     commands, problem = run_application(script, gguf)
     assert commands == str(ImportModel(gguf))
     assert "https://example.com/a.gguf can't be opened" in problem
+
+
+def test_a_file_opened_in_the_moment_another_one_ends_has_its_progress_and_cancel(
+    ready: MainWindow, engine: ScriptedEngine, gguf: str, tmp_path: Path
+) -> None:
+    ready.open_model(gguf)
+    second = str(make_gguf(tmp_path / "second.gguf"))
+    ready.open_model(second)  # the engine has ended the first, and the window hasn't heard of it yet
+    say(ready.controller, ImportFailed(gguf, "It is damaged."), ImportProgress(second, "Converting", 0.5))
+    assert "Opening second.gguf" in visible_words(ready)
+    press(ready, "Cancel")
+    assert engine.commands[-1] == CancelImport()
