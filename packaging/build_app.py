@@ -11,23 +11,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import bundle_facts as facts
 import icons
+import licences
 from bundle_tree import read_bundle, total_bytes
-from lock_file import read_lock
 
 MADE = facts.ROOT / "build" / "bundle"
 LICENCES = MADE / "licences"
 MACOS_SITE = facts.ROOT / "build" / "macos-site"
-LOCK = facts.ROOT / "requirements.lock"
 N_LARGEST = 15
-_LICENCE_NAMES = ("licen", "copying", "notice", "copyright", "authors")
-# Debian keeps every package's licence here. The library comes from the system the app is built on.
-_OPENBLAS = "/usr/lib/*/openblas-pthread/libopenblas.so.0"
-_OPENBLAS_LICENCE = Path("/usr/share/doc/libopenblas0-pthread/copyright")
+_OPENBLAS = "usr/lib/*/openblas-pthread/libopenblas.so.0"  # where Debian and Ubuntu have it
+# What PyInstaller puts the app together with on Linux, and what tells which libraries a library needs.
+_TOOLS = ("objcopy", "objdump", "ldd")
 
 
 class BuildError(Exception):
@@ -42,8 +39,9 @@ def main() -> int:
         run_pyinstaller(environment)
         if sys.platform.startswith("linux"):
             add_desktop_files(facts.LINUX_FOLDER)
+            licences.add_system_libraries(facts.LINUX_FOLDER / "_internal")
         print_sizes(facts.app_path())
-    except BuildError as error:
+    except (BuildError, licences.LicenceError) as error:
         print(error, file=sys.stderr)
         return 1
     print(f"Built {facts.app_path().relative_to(facts.ROOT)} in {time.monotonic() - started:.0f} s.")
@@ -53,7 +51,7 @@ def main() -> int:
 def prepare() -> dict[str, str]:
     """Make what the spec needs; returns the environment variables that tell it where things are."""
     shutil.rmtree(MADE, ignore_errors=True)
-    collect_licences(LICENCES)
+    licences.collect(LICENCES)
     if sys.platform == "darwin":
         icons.write_icns(MADE / facts.ICON)
         wheels = [sys.executable, str(facts.ROOT / "packaging" / "macos_wheels.py")]
@@ -62,43 +60,20 @@ def prepare() -> dict[str, str]:
         return {"VELOXQUANT_MACOS_SITE": str(MACOS_SITE)}
     if not sys.platform.startswith("linux"):
         raise BuildError(f"The app can be built on macOS and on Linux, not on {sys.platform}.")
+    if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+        raise BuildError(f"Programs are missing: {', '.join(missing)} (sudo apt-get install binutils libc-bin).")
     return {"VELOXQUANT_OPENBLAS": str(find_openblas())}
 
 
 def find_openblas() -> Path:
-    """The OpenBLAS that goes into the app; its licence goes beside the others."""
-    found = next(iter(sorted(Path("/").glob(_OPENBLAS.removeprefix("/")))), None)
-    if found is None or not _OPENBLAS_LICENCE.is_file():
+    """The OpenBLAS that goes into the app."""
+    found = next(iter(sorted(Path("/").glob(_OPENBLAS))), None)
+    if found is None:
         raise BuildError(
             "OpenBLAS, which goes into the app, is not installed (sudo apt-get install libopenblas0-pthread). "
             "The app is built on Debian or Ubuntu."
         )
-    shutil.copy(_OPENBLAS_LICENCE, LICENCES / "OpenBLAS.txt")
     return found
-
-
-def collect_licences(folder: Path) -> None:
-    """Copy the project's own licence and those of all packages that the app may contain, a folder for each."""
-    folder.mkdir(parents=True)
-    shutil.copy(facts.ROOT / "LICENSE", folder / "LICENSE")
-    for line in read_lock(LOCK):
-        if line.requirement.marker is not None and not line.requirement.marker.evaluate():
-            continue  # for another system or Python
-        try:
-            found = distribution(line.requirement.name)
-        except PackageNotFoundError:
-            raise BuildError(f"The package {line.requirement} is not installed; run `make set-up`.") from None
-        into = folder / f"{found.name}-{found.version}"
-        into.mkdir()
-        # Says where the package comes from; a few packages (Qt's binding) name their licence there and nowhere else.
-        (into / "METADATA").write_text(found.read_text("METADATA") or "", encoding="utf-8")
-        for path in _licence_files(found):
-            shutil.copy(path, into / path.name)
-
-
-def _licence_files(found: Distribution) -> list[Path]:
-    paths = [Path(str(found.locate_file(file))) for file in found.files or () if ".dist-info" in str(file)]
-    return [path for path in paths if path.name.lower().startswith(_LICENCE_NAMES) and path.is_file()]
 
 
 def run_pyinstaller(environment: Mapping[str, str]) -> None:

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Homes that many machines share: others' wheels are built below them too, so they say nothing about whose a path is.
 _SHARED_HOMES = {Path("/"), Path("/root"), Path("/home/runner"), Path("/Users/runner"), Path("/github/home")}
 _OTHERS = re.compile(
-    rb"/(?:Users|home)/[\w.+@-]+/[\w.+@/-]*|/private/var/folders/[\w.+@/-]+|/opt/homebrew/[\w.+@/-]+"
-    rb"|/root/[\w.+@-]+/[\w.+@/-]*"
+    rb"/(?:(?:Users|home)/[\w.+@-]+|root)/[\w.+@-]+[\w.+@/-]*|/private/var/folders/[\w.+@/-]+"
+    rb"|/opt/homebrew/[\w.+@/-]+"
 )
 _COOKIE = b"MEI\014\013\012\013\016"  # PyInstaller's mark at the end of its archive
 _PYZ = "z"
@@ -44,14 +44,16 @@ def build_roots(more: Iterable[Path] = ()) -> list[Path]:
     """The folders whose paths must not be in a bundle built here.
 
     These are the repository, the virtual environment, the home folder unless it is one that others' machines have too,
-    a CI run's workspace and temporary folder, and macOS's temporary folder of this user.
+    a CI run's workspace and, with a home of one's own, the temporary folders. (Hosted machines are copies of one image,
+    and so are their temporary folders' names; wheels built on others of them carry these.)
     """
     roots = {ROOT, *(Path(path).absolute() for path in more)}
     if sys.prefix != sys.base_prefix:
         roots.add(Path(sys.prefix))
-    roots |= {Path(os.environ[name]) for name in ("GITHUB_WORKSPACE", "RUNNER_TEMP") if os.environ.get(name)}
+    if os.environ.get("GITHUB_WORKSPACE"):
+        roots.add(Path(os.environ["GITHUB_WORKSPACE"]))
     temporary = os.environ.get("TMPDIR", "")
-    if temporary.startswith(("/var/folders/", "/private/var/folders/")):
+    if Path.home() not in _SHARED_HOMES and temporary.startswith(("/var/folders/", "/private/var/folders/")):
         roots.add(Path(temporary))
     roots.add(Path.home())
     roots |= {root.resolve() for root in roots}

@@ -12,6 +12,7 @@ import pytest
 from tests.app.models.real_files import smollm2
 
 SOURCES = ("app", "veloxquant_mlx", "packaging", "resources", "requirements.lock")
+PARTS = (".py", ".spec", ".sh", ".svg", ".qss", ".json", ".otf", ".lock")
 
 
 @pytest.fixture(scope="session")
@@ -20,12 +21,9 @@ def built_app() -> Path:
     executable = bundle_facts.executable_path()
     if not executable.is_file():
         pytest.fail(f"There is no packaged app in {bundle_facts.DIST}. Run `make test-app`, or `make app` first.")
-    tracked = subprocess.run(
-        ["git", "ls-files", "-z", *SOURCES], cwd=bundle_facts.ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\0")
-    paths = [bundle_facts.ROOT / name for name in tracked if name]
+    paths = [path for name in SOURCES for path in (bundle_facts.ROOT / name, *(bundle_facts.ROOT / name).rglob("*"))]
     built = executable.stat().st_mtime
-    newer = [path for path in paths if path.is_file() and path.stat().st_mtime > built]
+    newer = [path for path in paths if path.suffix in PARTS and path.stat().st_mtime > built]
     if newer:
         pytest.fail(f"The packaged app is older than {newer[0]}. Run `make app`.")
     return executable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import bundle_facts
 import pytest
-from build_paths import find_build_paths
+from build_paths import build_roots, find_build_paths
 from bundle_tree import read_bundle, total_bytes
 from PySide6.QtGui import QImage
 
@@ -31,7 +32,15 @@ def apart(command: Sequence[str]) -> list[str]:
         # The workflow moves .venv away; macOS has no namespaces.
         return list(command)
     root = [] if os.geteuid() == 0 else ["--map-root-user"]
-    return ["unshare", *root, "--net", "--mount", "sh", "-c", _APART, "sh", str(bundle_facts.ROOT), *command]
+    unshare = ["unshare", *root, "--net", "--mount"]
+    tried = subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.fail(
+            f"These tests put the app into a network and mounts of its own, and the system refuses that "
+            f"({tried.stderr.strip()}). Run them as root, or allow user namespaces to users "
+            f"(sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; --privileged for a container)."
+        )
+    return [*unshare, "sh", "-c", _APART, "sh", str(bundle_facts.ROOT), *command]
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -111,7 +120,9 @@ def libraries(pid: int) -> set[str]:
         lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
         return set()  # it has just ended, or the system has no /proc
-    return {line.split(maxsplit=5)[5] for line in lines if ".so" in line and len(line.split(maxsplit=5)) == 6}
+    mapped = {fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6}
+    # By the end of the name: the loader's list of libraries, ld.so.cache, is mapped for a moment too.
+    return {path for path in mapped if re.search(r"\.so(\.[0-9]+)*$", path)}
 
 
 def test_a_gguf_file_is_converted_and_answers(moved_app: Path, smollm2_file: Path, tmp_path: Path) -> None:
@@ -149,12 +160,40 @@ def test_it_stays_within_its_size_and_holds_the_licences(built_app: Path) -> Non
     assert total_bytes(read_bundle(root)) < bundle_facts.MAX_BYTES
     [licences] = [path for path in root.rglob("licences") if path.is_dir() and not path.is_symlink()]
     assert (licences / "LICENSE").read_text() == (bundle_facts.ROOT / "LICENSE").read_text()
-    texts = {path.parent.name.rpartition("-")[0] for path in licences.glob("*/*")}
-    assert {"mlx", "mlx-lm", "gguf", "numpy", "transformers", "tokenizers"} <= texts
+    packages = {folder.name.rpartition("-")[0]: folder for folder in licences.glob("*-*")}
+    texts = {
+        name: "".join(
+            path.read_text(errors="replace") for path in folder.rglob("*") if path.name != "METADATA" and path.is_file()
+        )
+        for name, folder in packages.items()
+    }
+    assert {"mlx", "mlx-lm", "gguf", "transformers"} <= set(texts)
+    assert all(len(text) > 500 for text in texts.values())
+    assert "NumPy Developers" in texts["numpy"]
+    assert "GNU LESSER GENERAL PUBLIC LICENSE" in texts["PySide6_Essentials"]
+    assert "PYTHON SOFTWARE FOUNDATION" in (licences / "Python.txt").read_text().upper()
     [model] = [path.parent for path in root.rglob("manifest.json") if not path.is_symlink()]
     assert (model / "LICENSE").is_file()
 
 
 def test_nothing_names_the_place_where_it_was_built(built_app: Path) -> None:
-    ours, _ = find_build_paths(read_bundle(bundle_facts.app_path()), [bundle_facts.ROOT])
+    ours, _ = find_build_paths(read_bundle(bundle_facts.app_path()), build_roots())
     assert ours == []
+
+
+if sys.platform.startswith("linux"):
+
+    def test_every_system_library_in_it_is_needed_and_has_its_licence(built_app: Path) -> None:
+        internal = built_app.parent / "_internal"
+        libraries = [path for path in internal.rglob("*.so*") if path.is_file() and not path.is_symlink()]
+        needed = {name for path in libraries for name in needs(path)} | {"libopenblas.so.0"}  # which is loaded by name
+        top = {path.name for path in internal.glob("lib*.so*") if not path.is_symlink()}
+        assert [name for name in top - needed if not name.startswith("libpython")] == []
+        packages = {path.stem for path in (internal / "licences" / "system").iterdir()}
+        assert "libopenblas0-pthread" in packages
+        assert any(name.startswith("libglib2.0") for name in packages)
+
+
+def needs(library: Path) -> list[str]:
+    told = subprocess.run(["objdump", "-p", str(library)], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"^ *NEEDED +(\S+)$", told, re.MULTILINE)

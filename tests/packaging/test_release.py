@@ -138,7 +138,7 @@ def test_workflows_may_do_little_and_use_pinned_actions(path: Path) -> None:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: str(path.name))
 def test_workflows_call_what_is_there(path: Path) -> None:
     commands = "\n".join(step.get("run", "") for step in steps_of(path))
-    for name in re.findall(r"packaging/[\w.]+", commands):
+    for name in re.findall(r"(?:tests/)?packaging/[\w.]+", commands):
         assert (bundle_facts.ROOT / name).is_file()
     assert subprocess.run(["bash", "-n", "-c", commands], check=False).returncode == 0
 
@@ -150,4 +150,5 @@ def test_the_app_is_built_with_its_python_and_run_under_its_names() -> None:
     assert built["jobs"]["macos"]["env"]["APP"] == f"dist/{bundle_facts.MACOS_APP.name}"
     commands = "\n".join(step.get("run", "") for step in steps_of(path))
     assert f"Contents/MacOS/{bundle_facts.EXECUTABLE}" in commands
-    assert f"moved/{bundle_facts.EXECUTABLE}/{bundle_facts.EXECUTABLE}" in commands
+    assert f'tar.gz" {bundle_facts.EXECUTABLE}' in commands
+    assert "pytest -m large tests/packaging/test_frozen.py" in commands

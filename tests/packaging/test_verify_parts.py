@@ -372,9 +372,9 @@ def test_build_paths_in_files_links_and_archives(tmp_path: Path) -> None:
 
 
 def test_other_peoples_paths_are_told_apart(tmp_path: Path) -> None:
-    write(tmp_path / "lib", b"\0/Users/runner/work/mlx/mlx/x.cpp\0")
-    mine, others = build_paths.find_build_paths(read_bundle(tmp_path), [Path("/Users/runner/work/ours")])
-    assert (mine, others) == ([], [build_paths.Found("lib", "/Users/runner/work/mlx/mlx/x.cpp")])
+    write(tmp_path / "lib", b"\0/Users/runner/theirs/mlx/x.cpp\0")
+    mine, others = build_paths.find_build_paths(read_bundle(tmp_path), [Path("/Users/runner/ours")])
+    assert (mine, others) == ([], [build_paths.Found("lib", "/Users/runner/theirs/mlx/x.cpp")])
 
 
 def test_a_damaged_archive_is_a_fault(tmp_path: Path) -> None:
@@ -386,14 +386,17 @@ def test_a_damaged_archive_is_a_fault(tmp_path: Path) -> None:
 
 def test_which_folders_are_our_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", "/Users/runner")
-    monkeypatch.setenv("GITHUB_WORKSPACE", "/Users/runner/work/chat/chat")
+    monkeypatch.setenv("GITHUB_WORKSPACE", "/Users/runner/ours/chat")
+    monkeypatch.setenv("TMPDIR", "/var/folders/zz/of_the_image/T")
     roots = build_paths.build_roots([tmp_path])
     # Wheels of other people are built in a home of that name, too.
     assert Path("/Users/runner") not in roots
-    assert {bundle_facts.ROOT, Path("/Users/runner/work/chat/chat"), tmp_path} <= set(roots)
+    assert {bundle_facts.ROOT, Path("/Users/runner/ours/chat"), tmp_path} <= set(roots)
+    # Nor is a hosted machine's temporary folder its own: it is named in the image all of them are copies of.
+    assert Path("/var/folders/zz/of_the_image/T") not in roots
     assert (Path(sys.prefix) in roots) == (sys.prefix != sys.base_prefix)
     monkeypatch.setenv("HOME", "/Users/me")
-    assert Path("/Users/me") in build_paths.build_roots()
+    assert {Path("/Users/me"), Path("/var/folders/zz/of_the_image/T")} <= set(build_paths.build_roots())
 
 
 def test_no_bundle_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
