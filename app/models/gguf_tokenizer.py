@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _PROBE = "Grüße, 世界! 🙂  x = 1024;\n\tif (a<=b) { don't(); }"
+_MOST_TAKEN_FOR_BYTES = 256  # each is a step of the decoder
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
 # Hugging Face's names of the tokens with a role.
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
@@ -74,6 +76,8 @@ def write_tokenizer(gguf: GgufFile, folder: Path, *, context_length: int, chat: 
         tokenizer = byte_level_tokenizer(vocabulary, gguf.texts("tokenizer.ggml.merges"), pre)
         letters = set(_byte_alphabet())
     _add_tokens(tokenizer, vocabulary)
+    if pre is not None:
+        _decode_words_as_written(tokenizer, vocabulary)
     # Behind an added token comes the prefix again, as in llama.cpp, so such text can't come back as it was.
     apart = add_space_prefix and any(token in _PROBE for token in vocabulary.of_kind(TokenKind.USER_DEFINED))
     if vocabulary.holds(*letters) and not apart and tokenizer.decode(tokenizer.encode(_PROBE).ids) != _PROBE:
@@ -143,6 +147,28 @@ def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     tokenizer.add_tokens(
         [AddedToken(token, special=False, normalized=False) for token in vocabulary.of_kind(TokenKind.USER_DEFINED)]
     )
+
+
+def _decode_words_as_written(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    """Decode tokens that stand for themselves to their text, where a byte-level decoder takes their letters for bytes.
+
+    DeepSeek's tokenizers have 13 of these, "ü" among them, which would become a byte that no text has.
+    """
+    from tokenizers import Regex, decoders, pre_tokenizers
+
+    taken = [
+        token for token in vocabulary.of_kind(TokenKind.USER_DEFINED) if tokenizer.decoder.decode([token]) != token
+    ]
+    if len(taken) > _MOST_TAKEN_FOR_BYTES:
+        raise vocabulary.refused(f"{len(taken):,} of its tokenizer's tokens can't be told from bytes")
+    if taken:
+        bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+        tokenizer.decoder = decoders.Sequence(
+            [
+                *(decoders.Replace(Regex(rf"\A{re.escape(token)}\z"), bytes_of(token)[0][0]) for token in taken),
+                tokenizer.decoder,
+            ]
+        )
 
 
 def _frame(tokenizer: Tokenizer, vocabulary: Vocabulary, *, add_bos: bool, add_eos: bool) -> None:

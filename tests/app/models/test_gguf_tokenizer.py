@@ -265,6 +265,39 @@ def test_byte_level_text_comes_back(bpe_pairs: dict[str, Any], tmp_path: Path, n
         assert tokenizer.decode(_ids(tokenizer, text)) == text
 
 
+def test_deepseeks_umlauts_are_no_broken_bytes(bpe_pairs: dict[str, Any], tmp_path: Path) -> None:
+    """Its files name the letters of the 13 bytes that no text has as words of their own, "ü" among them."""
+    from mlx_lm.utils import load_tokenizer
+
+    tokens = bpe_pairs["tokenizer.ggml.tokens"]
+    kinds = [4 if token in "ÀÁõö÷øùúûüýþÿ" else kind for token, kind in zip(tokens, _kinds(bpe_pairs), strict=True)]
+    tokenizer, _ = _written(bpe_pairs | {"tokenizer.ggml.token_type": kinds}, tmp_path)
+    ids = _ids(tokenizer, "Grüße, größer als 世界")
+    assert ids.count(tokens.index("ü")) == ids.count(tokens.index("ö")) == 1
+    assert tokenizer.decode(ids) == "Grüße, größer als 世界"
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    detokenizer = load_tokenizer(tmp_path, {"trust_remote_code": False}).detokenizer
+    for token in ids:
+        detokenizer.add_token(token)
+    detokenizer.finalize()
+    assert detokenizer.text == "Grüße, größer als 世界"
+
+
+def _kinds(pairs: dict[str, Any]) -> list[int]:
+    return list(pairs["tokenizer.ggml.token_type"])
+
+
+def test_words_that_look_like_bytes_are_refused_where_they_are_many(bpe_pairs: dict[str, Any], tmp_path: Path) -> None:
+    many = [f"{a}{b}" for a in "ÀÁõö÷øùúûüýþÿ" for b in "ÀÁõö÷øùúûüýþÿĀāĂăĄąĆ"]
+    pairs = bpe_pairs | {
+        "tokenizer.ggml.tokens": [*bpe_pairs["tokenizer.ggml.tokens"], *many],
+        "tokenizer.ggml.token_type": [*_kinds(bpe_pairs), *(4 for _ in many)],
+    }
+    with pytest.raises(ModelFileError, match="260 of its tokenizer's tokens can't be told from bytes"):
+        _written(pairs, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_merges_as_a_plain_implementation_does(bpe_pairs: dict[str, Any], tmp_path: Path) -> None:
     regex = import_module("regex")
 
