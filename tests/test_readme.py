@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.benchmarks import table
+
 ROOT = Path(__file__).parents[1]
 LIBRARY, ENGINE = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
@@ -33,3 +37,24 @@ def test_three_chats_without_a_window(default_model_dir: Path) -> None:
     answers = eval(run(ENGINE))
     assert len(answers) == 3
     assert all(answers)
+
+
+@pytest.mark.parametrize(
+    ("measured", "machines"), [(("quality", "decode"), "new"), (("quality",), "old; new")], ids=["all", "one"]
+)
+def test_the_tables_name_a_machine_that_nothing_was_measured_on_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: tuple[str, ...], machines: str
+) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        f"before\n{table.BEGIN}\nMachine: old.\n\n**Quality.** 1\n\n**Decode.** 1\n{table.END}\nafter\n", "utf-8"
+    )
+    monkeypatch.setattr(table, "README", readme)
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    monkeypatch.setattr(table, "read", lambda name: {"machine": "new"} if name in measured else None)
+    parts = {name: lambda found, name=name: f"**{name.title()}.** 2" for name in ("quality", "decode")}
+    monkeypatch.setattr(table, "PARTS", parts)
+    table.run()
+    decode = 2 if "decode" in measured else 1
+    block = f"Machine: {machines}.\n\n**Quality.** 2\n\n**Decode.** {decode}"
+    assert readme.read_text("utf-8") == f"before\n{table.BEGIN}\n{block}\n{table.END}\nafter\n"

@@ -151,11 +151,12 @@ def run() -> None:
         raise SystemExit(f"{README} has no block between {BEGIN} and {END}.")
     head, *old = re.split(r"\n\n(?=\*\*[A-Z][a-z]+\.\*\*)", block.strip())
     texts = {part[2:].partition(".")[0].lower(): part for part in old}
-    machines = head.removeprefix("Machine: ").removesuffix(".").split("; ")
-    for name, write in PARTS.items():
-        if (found := read(name)) is not None:
-            texts[name] = write(found)
-            machines.append(found["machine"])
+    measured = {name: found for name in PARTS if (found := read(name)) is not None}
+    # The README doesn't say which of its tables came from which machine, so the old one stays while any of them does.
+    machines = head.removeprefix("Machine: ").removesuffix(".").split("; ") if set(texts) - set(measured) else []
+    for name, found in measured.items():
+        texts[name] = PARTS[name](found)
+        machines.append(found["machine"])
     parts = [texts[name] for name in PARTS if name in texts]
     text = "\n\n".join([f"Machine: {'; '.join(dict.fromkeys(machines))}.", *parts])
     (RESULTS / "table.md").write_text(text + "\n", encoding="utf-8")
