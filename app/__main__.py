@@ -80,8 +80,8 @@ def run(options: argparse.Namespace) -> int:
 
     from app.engine.engine import DEFAULT_POOL, Engine
     from app.store.store import Store, StoreError
-    from app.ui.application import Application
-    from app.ui.main_window import build_window
+    from app.ui.shell.application import Application
+    from app.ui.shell.main_window import build_window
 
     app = Application(sys.argv[:1])
     pool = DEFAULT_POOL
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
     window.controller.opening.start(app.take_first() or options.model, alone=options.tour is not None)
     app.open_with(window.open_model)
     if options.tour is not None:
-        from app.ui.tour import run_tour
+        from app.ui.shell.tour import run_tour
 
         code = int(run_tour(app, window, options.tour))
         window.close()

@@ -23,6 +23,8 @@ LAYERS = [
     "veloxquant_mlx.quantizers",
     "veloxquant_mlx.core",
 ]
+# The window's rooms. `shell` knows all of them; each knows itself and what all of them stand on, never another one.
+ROOMS = {"sidebar", "chat", "compare", "memory", "models"}
 QT = {"PySide6", "shiboken6", "pyqtgraph"}
 MLX = {"mlx", "mlx_lm", "transformers"}
 
@@ -66,6 +68,64 @@ def test_imports_point_downwards_only(module: str, path: Path) -> None:
         assert "app" not in libraries
 
 
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["app", "ui"] and len(parts) > 2 else None
+
+
+UI = [(module, path) for module, path in modules() if room_of(module) is not None]
+
+
+@pytest.mark.parametrize(("module", "path"), UI, ids=[name for name, _ in UI])
+def test_rooms_know_no_other_room(module: str, path: Path) -> None:
+    room = room_of(module)
+    assert room is not None
+    known = {other for name in imported(path) if (other := room_of(name)) is not None}
+    if room == "shell":
+        return
+    assert room in ROOMS | {"session", "look"}, f"{module} is in no room"
+    if room in ROOMS:
+        assert known <= {room, "session", "look"}
+    elif room == "session":
+        # Words for people are the one part of `look` that has no widget.
+        assert known <= {"session", "look"}
+        assert {name for name in imported(path) if room_of(name) == "look"} <= {"app.ui.look", "app.ui.look.words"}
+        assert not {name for name in imported(path) if name.startswith("PySide6.QtWidgets")}
+    else:
+        assert known <= {"look"}
+
+
+def test_every_room_says_what_it_shows() -> None:
+    for room in (ROOT / "app" / "ui").iterdir():
+        if room.is_dir() and room.name != "__pycache__":
+            said = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+            assert said and said.endswith("."), room
+
+
+def cycles(edges: dict[str, set[str]]) -> list[str]:
+    """Modules from which imports lead back to themselves."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        left = list(edges[start])
+        while left:
+            module = left.pop()
+            if module not in found:
+                found.add(module)
+                left += edges.get(module, ())
+        return found
+
+    return [module for module in edges if module in reached(module)]
+
+
+def test_no_imports_go_round_in_circles() -> None:
+    """Those for types, and those inside functions, count as well."""
+    known = dict(modules())
+    packages = {module for module, path in known.items() if path.name == "__init__.py"}
+    edges = {module: (imported(path) & known.keys()) - packages for module, path in known.items()}
+    assert not cycles(edges)
+
+
 def loaded_after(statement: str) -> set[str]:
     """The top-level packages in a fresh interpreter after `statement`."""
     script = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
@@ -74,7 +134,7 @@ def loaded_after(statement: str) -> set[str]:
 
 
 def test_the_window_can_be_built_without_mlx() -> None:
-    assert not loaded_after("import app.__main__, app.ui.main_window, app.ui.tour, app.engine.engine") & MLX
+    assert not loaded_after("import app.__main__, app.ui.shell.main_window, app.ui.shell.tour, app.engine.engine") & MLX
 
 
 def test_the_engine_needs_no_qt() -> None:

@@ -24,8 +24,8 @@ from app.engine.messages import (
     PoolReport,
 )
 from app.store.store import Store
-from app.ui.controller import Controller
-from app.ui.main_window import MainWindow, build_window
+from app.ui.session.controller import Controller
+from app.ui.shell.main_window import MainWindow, build_window
 
 INFO = ModelInfo("Small model", "/models/small", 30, 3, 64, 8192, "float32", "CPU", 46_080)
 

@@ -1,0 +1,1 @@
+"""The other middle: one prompt under several cache methods, side by side."""

@@ -1,0 +1,1 @@
+"""How things look, and the small parts that several rooms are made of. It knows no chat."""

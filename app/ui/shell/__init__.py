@@ -1,0 +1,1 @@
+"""The application and its main window: what holds the rooms together, their menus, notices, drops, and the tour."""
