@@ -7,8 +7,9 @@ from PySide6.QtGui import QEnterEvent, QGuiApplication, QTextCursor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from app.ui.chat.message_editor import MessageEditor
+from app.ui.look.blocks import CodeSegment, Segment, TextSegment, segments
 from app.ui.look.document_view import DocumentView
-from app.ui.look.markdown import CodeSegment, Segment, TextSegment, code_html, segments
+from app.ui.look.markdown import code_html
 from app.ui.look.small import ElidedLabel, IconButton, button, chain_focus, label, set_tip
 from app.ui.look.theme import theme
 from app.ui.look.waiting import WaitingLine

@@ -1,4 +1,4 @@
-"""An answer's Markdown as a list of segments: rich text for the text view, and code blocks to be shown on their own.
+"""How an answer's Markdown looks: its blocks as rich text for the text view, and code with colours.
 
 No HTML of the model's passes through, images become their descriptions, and code is coloured by Pygments.
 """
@@ -6,12 +6,13 @@ No HTML of the model's passes through, images become their descriptions, and cod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
+from importlib import import_module
 from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
+from markdown_it.rules_block import StateBlock, paragraph
 from markdown_it.token import Token as MarkdownToken
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Keyword, Name, Number, Operator, String, _TokenType
@@ -21,6 +22,13 @@ from app.ui.look.tokens import Tokens
 
 # Colouring much longer code thirty times a second would take longer than the pause between two drawings.
 _COLOUR_LIMIT = 20_000
+
+# Rows shorter than their table's head are filled up with empty cells. The parser makes up to 65,536 of them, which
+# takes half a second and Qt far longer.
+_FILLED_CELLS = 256
+
+# A list in a list in a list is six levels deep, a quote in a quote two.
+_DEEPEST = 18
 
 _CODE_COLOURS: dict[_TokenType, str] = {
     Comment: "code_comment",
@@ -33,20 +41,6 @@ _CODE_COLOURS: dict[_TokenType, str] = {
     Name.Decorator: "code_name",
     Name.Tag: "code_name",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TextSegment:
-    html: str
-
-
-@dataclass(frozen=True, slots=True)
-class CodeSegment:
-    code: str
-    language: str
-
-
-Segment = TextSegment | CodeSegment
 
 
 def _image(self: RendererHTML, tokens: Sequence[MarkdownToken], index: int, options: Any, env: Any) -> str:
@@ -72,33 +66,33 @@ def _heading_close(self: RendererHTML, tokens: Sequence[MarkdownToken], index: i
     return "</p>"
 
 
-_PARSER = MarkdownIt("commonmark", {"html": False, "linkify": False}).enable(["table", "strikethrough"])
-_PARSER.add_render_rule("image", _image)
-_PARSER.add_render_rule("link_open", _link_open)
-_PARSER.add_render_rule("table_open", _table_open)
-_PARSER.add_render_rule("heading_open", _heading_open)
-_PARSER.add_render_rule("heading_close", _heading_close)
+def _deep(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
+    return state.level >= _DEEPEST and paragraph(state, start_line, end_line, silent)
 
 
-def segments(text: str) -> list[Segment]:
-    """Split an answer at its top-level code blocks; text between them is HTML that Qt's rich text understands."""
-    found: list[Segment] = []
-    run: list[MarkdownToken] = []
+PARSER = MarkdownIt("commonmark", {"html": False, "linkify": False}).enable(["table", "strikethrough"])
+# The parser drops what lies deeper than it goes, which is 20 levels; before that, blocks are text as it was written.
+PARSER.block.ruler.before("table", "deep", _deep)
+vars(import_module("markdown_it.rules_block.table"))["MAX_AUTOCOMPLETED_CELLS"] = _FILLED_CELLS
+PARSER.add_render_rule("image", _image)
+PARSER.add_render_rule("link_open", _link_open)
+PARSER.add_render_rule("table_open", _table_open)
+PARSER.add_render_rule("heading_open", _heading_open)
+PARSER.add_render_rule("heading_close", _heading_close)
 
-    def flush() -> None:
-        if run:
-            found.append(TextSegment(_PARSER.renderer.render(run, _PARSER.options, {}).strip()))
-            run.clear()
 
-    for token in _PARSER.parse(text):
-        if token.level == 0 and token.type in ("fence", "code_block"):
-            flush()
-            language = token.info.split()[0] if token.info.split() else ""
-            found.append(CodeSegment(token.content.rstrip("\n"), language))
-        else:
-            run.append(token)
-    flush()
-    return found
+def parse(text: str, references: dict[str, Any]) -> tuple[list[MarkdownToken], dict[str, Any]]:
+    """The text's blocks as tokens, and what its links may refer to: `references`, and its own definitions behind."""
+    env: dict[str, Any] = {"references": dict(references)}
+    tokens = PARSER.parse(text, env)
+    found: dict[str, Any] = env["references"]
+    return tokens, found
+
+
+def render(tokens: Sequence[MarkdownToken]) -> str:
+    """HTML that Qt's rich text understands."""
+    html: str = PARSER.renderer.render(tokens, PARSER.options, {})
+    return html.strip()
 
 
 def document_css(tokens: Tokens, base_px: int) -> str:

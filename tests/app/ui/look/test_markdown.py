@@ -9,8 +9,9 @@ from PySide6.QtCore import QUrl
 from PySide6.QtGui import QTextDocument
 from pytestqt.qtbot import QtBot
 
+from app.ui.look.blocks import CodeSegment, TextSegment, segments
 from app.ui.look.document_view import DocumentView
-from app.ui.look.markdown import CodeSegment, TextSegment, code_html, segments
+from app.ui.look.markdown import code_html
 from app.ui.look.tokens import DARK
 
 HOSTILE = [

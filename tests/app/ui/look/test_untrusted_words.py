@@ -11,8 +11,8 @@ from PySide6.QtGui import Qt as GuiQt
 from PySide6.QtWidgets import QApplication, QLabel, QToolTip
 from pytestqt.qtbot import QtBot
 
+from app.ui.look.blocks import TextSegment, segments
 from app.ui.look.document_view import DocumentView
-from app.ui.look.markdown import TextSegment, segments
 from app.ui.look.small import ElidedLabel, plain_tip
 from app.ui.look.theme import theme
 from app.ui.shell.main_window import MainWindow
