@@ -99,7 +99,8 @@ def test_every_room_says_what_it_shows() -> None:
     for room in (ROOT / "app" / "ui").iterdir():
         if room.is_dir() and room.name != "__pycache__":
             said = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
-            assert said and said.endswith("."), room
+            assert said is not None, room
+            assert said.endswith("."), room
 
 
 def cycles(edges: dict[str, set[str]]) -> list[str]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app.ui.chat.context_bar import ContextBar, DroppedLine
+from app.ui.chat.conversation import COLUMN, Conversation
 from app.ui.chat.empty_state import EmptyState
-from app.ui.chat.message_scroll import COLUMN, MessageScroll
-from app.ui.chat.message_view import AssistantMessage, UserMessage
+from app.ui.chat.message_view import AssistantMessage, MessageView, UserMessage
 from app.ui.look.input_box import Footer, InputBox
 from app.ui.look.small import chain_focus
 from app.ui.look.status_line import StatusLine
 from app.ui.session.controller import Controller
-from app.ui.session.state import Chat, Turn
+from app.ui.session.state import Chat
 
 
 class ChatView(QWidget):
@@ -30,16 +32,12 @@ class ChatView(QWidget):
         self._chat_id: int | None = None
         self._drafts: dict[int | None, str] = {}
         self._edits: dict[int | None, dict[int, str]] = {}  # messages that were being written again, by their place
-        self._shown: list[tuple[str, UserMessage | AssistantMessage]] = []
+        self._turns: Sequence[tuple[str, str]] = ()  # that are shown: roles, and what persons wrote
         self._empty = EmptyState()
         self._empty.picked.connect(self._take_prompt)
-        self._column = QVBoxLayout()
-        self._column.setContentsMargins(0, 24, 0, 24)
-        self._column.setSpacing(24)
-        self._scroll = MessageScroll(self._column)
+        self.conversation = Conversation(self._made, self._fill)
+        self.conversation.changed.connect(self._chain_focus)
         self._dropped = DroppedLine()
-        self._dropped.setParent(self._scroll.widget())
-        self._dropped.hide()
         self.input = InputBox("Write a message", "Message")
         self.input.sent.connect(self._send)
         self.input.stop_asked.connect(self.stop)
@@ -56,7 +54,7 @@ class ChatView(QWidget):
         empty_frame = Footer(self._empty, COLUMN)
         self._pages = QStackedLayout()
         self._pages.addWidget(empty_frame)
-        self._pages.addWidget(self._scroll)
+        self._pages.addWidget(self.conversation)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
@@ -80,17 +78,22 @@ class ChatView(QWidget):
             self._drafts[self._chat_id] = self.input.text
             self._edits[self._chat_id] = {
                 index: view.editor.text
-                for index, (_, view) in enumerate(self._shown)
+                for index, view in self.conversation.shown
                 if isinstance(view, UserMessage) and view.editor is not None
             }
             self._chat_id = chat_id
             self.input.set_text(self._drafts.pop(chat_id, ""))
-        self._clear()
+        self._turns = ()
+        self.conversation.show_turns([], 0)
         self._draw_turns()
-        for index, text in self._edits.pop(chat_id, {}).items():
-            if index < len(self._shown) and isinstance(view := self._shown[index][1], UserMessage):
+        self._resume_edits()
+        self.conversation.to_end()
+
+    def _resume_edits(self) -> None:
+        """Go on with the messages that were being written again in this chat."""
+        for index, text in self._edits.pop(self._chat_id, {}).items():
+            if index < len(self._turns) and isinstance(view := self.conversation.bring(index), UserMessage):
                 view.edit(text)
-        self._scroll.to_end()
 
     def refresh(self) -> None:
         """The choice of method for the next chat has changed."""
@@ -111,10 +114,14 @@ class ChatView(QWidget):
 
     def _streamed(self, chat_id: int) -> None:
         chat = self._chat
-        if chat_id == self._chat_id and chat is not None and self._shown:
-            view = self._shown[-1][1]
+        if chat_id == self._chat_id and chat is not None and self._turns:
+            last = len(self._turns) - 1
+            view = self.conversation.view(last)
             if isinstance(view, AssistantMessage):
                 view.show_stream(chat.turns[-1].content)
+            else:
+                self.conversation.refresh(last, chat.turns[-1])
+            self.conversation.settle()
 
     def _chat_changed(self, chat_id: int) -> None:
         chat = self._chat
@@ -124,7 +131,7 @@ class ChatView(QWidget):
 
     def _draw_waiting(self) -> None:
         chat = self._chat
-        if chat is not None and self._shown and isinstance(view := self._shown[-1][1], AssistantMessage):
+        if chat is not None and isinstance(view := self.conversation.view(len(self._turns) - 1), AssistantMessage):
             pending = bool(chat.turns) and chat.turns[-1].kind == "pending"
             view.show_waiting(chat if pending else None, self._controller.can_free_idle)
 
@@ -134,45 +141,43 @@ class ChatView(QWidget):
         self.input.show_state(self._controller.can_send, answering, model.words)
         self._status.show_words(model.words, model.fraction, model.phase == "loading")
         self._context.show_chat(chat, model.info.context_limit if model.info else 0)
-        for index, (_, view) in enumerate(self._shown):
+        for index, view in self.conversation.shown:
             if isinstance(view, UserMessage):
-                view.show_state(self._controller.can_send and not answering, index + 1 < len(self._shown))
+                self._show_state(index, view)
         choice = chat.choice if chat else self._controller.last_choice
         self._empty.show_state(model, choice.label)
 
     # ------------------------------------------------------------ drawing
     def _draw_turns(self) -> None:
-        """Make the widgets fit the turns; those whose turn is still the same stay."""
+        """Let the conversation have the turns; messages whose turn is still the same stay."""
         chat = self._chat
         turns = chat.turns if chat else []
-        for index, turn in enumerate(turns):
-            if index < len(self._shown):
-                role, view = self._shown[index]
-                if role == turn.role and (isinstance(view, AssistantMessage) or view.content == turn.content):
-                    continue
-                self._drop_from(index)
-            made = self._made(turn)
-            self._column.insertWidget(self._column.count() - 1, made)
-            self._shown.append((turn.role, made))
-        self._drop_from(len(turns))
-        if chat is not None:
-            for index, (turn, (_, view)) in enumerate(zip(turns, self._shown, strict=True)):
-                if isinstance(view, AssistantMessage):
-                    view.show_turn(turn, chat, index == len(turns) - 1, self._controller.can_free_idle)
-        self._draw_dropped(chat.dropped if chat else 0)
+        now = [(turn.role, turn.content if turn.role == "user" else "") for turn in turns]
+        same = next((i for i, (a, b) in enumerate(zip(now, self._turns, strict=False)) if a != b), None)
+        same = min(len(now), len(self._turns)) if same is None else same
+        self._turns = now
+        self.conversation.show_turns(turns, same)
+        for index, view in self.conversation.shown:
+            self._fill(index, view)
+        self.conversation.divide(chat.dropped if chat and 0 < chat.dropped < len(turns) else 0, self._dropped)
         self._pages.setCurrentIndex(1 if turns else 0)
         self._refresh_state()
-        # From top to bottom; Qt's own order is that in which things were made.
-        order = [widget for _, view in self._shown for widget in view.focus_order]
+        self.conversation.settle()
+        self._chain_focus()
+
+    def _chain_focus(self) -> None:
+        """Tab goes from top to bottom; Qt's own order is that in which things were made."""
+        order = [widget for _, view in self.conversation.shown for widget in view.focus_order]
         chain_focus([*order, *self._context.focus_order, *self.input.focus_order])
 
-    def _made(self, turn: Turn) -> UserMessage | AssistantMessage:
+    def _made(self, role: str) -> MessageView:
         """A message's widget, and what its buttons do."""
-        if turn.role == "user":
-            asked = UserMessage(turn)
+        if role == "user":
+            asked = UserMessage()
             asked.edited.connect(lambda text: self._edit(asked, text))
             asked.editing_ended.connect(self.setFocus)
             asked.fork_asked.connect(lambda: self._fork(asked))
+            self._connect_body(asked)
             return asked
         made = AssistantMessage()
         made.again.connect(self._again)
@@ -180,25 +185,27 @@ class ChatView(QWidget):
         made.fork_asked.connect(lambda: self._fork(made))
         made.budget_asked.connect(self.budget_asked)
         made.free_asked.connect(self._controller.free_idle)
+        self._connect_body(made)
         return made
 
-    def _draw_dropped(self, before: int) -> None:
-        """The line above the first message that the model still reads."""
-        shown = 0 < before < len(self._shown)
-        self._column.removeWidget(self._dropped)
-        if shown:
-            self._column.insertWidget(before, self._dropped)
-        self._dropped.setVisible(shown)
+    def _connect_body(self, view: MessageView) -> None:
+        view.body.selecting.connect(lambda: self.conversation.deselect_others(view))
+        view.body.dragged.connect(lambda: self.conversation.follow_drag(view.body))
 
-    def _drop_from(self, index: int) -> None:
-        for _, view in self._shown[index:]:
-            self._column.removeWidget(view)
-            view.setParent(None)
-            view.deleteLater()
-        del self._shown[index:]
+    def _fill(self, index: int, view: MessageView) -> None:
+        """Let a widget show the turn at an index."""
+        chat = self._chat
+        assert chat is not None
+        turn = chat.turns[index]
+        if isinstance(view, UserMessage):
+            view.show_turn(turn)
+            self._show_state(index, view)
+        elif isinstance(view, AssistantMessage):
+            view.show_turn(turn, chat, index == len(chat.turns) - 1, self._controller.can_free_idle)
 
-    def _clear(self) -> None:
-        self._drop_from(0)
+    def _show_state(self, index: int, view: UserMessage) -> None:
+        answering = self._chat is not None and self._chat.answering
+        view.show_state(self._controller.can_send and not answering, index + 1 < len(self._turns))
 
     # ------------------------------------------------------------ verbs
     def _take_prompt(self, prompt: str) -> None:
@@ -216,35 +223,32 @@ class ChatView(QWidget):
             self._chat_id = self._controller.new_chat()
             self.chat_made.emit(self._chat_id)
         assert self._chat_id is not None
-        self._scroll.to_end()
+        self.conversation.to_end()
         self._controller.send(self._chat_id, text)
 
     def _again(self) -> None:
         if self._chat_id is not None:
-            self._scroll.to_end()
+            self.conversation.to_end()
             self._controller.answer_again(self._chat_id)
 
     def _go_on(self) -> None:
         if self._chat_id is not None:
-            self._scroll.to_end()
+            self.conversation.to_end()
             self._controller.continue_answer(self._chat_id)
-
-    def _index_of(self, wanted: UserMessage | AssistantMessage) -> int:
-        return next(index for index, (_, view) in enumerate(self._shown) if view is wanted)
 
     def _edit(self, view: UserMessage, text: str) -> None:
         if self._chat_id is not None and self._controller.can_answer(self._chat_id):
-            index = self._index_of(view)
+            index = self.conversation.index_of(view)
             view.end_editing()
-            self._scroll.to_end()
+            self.conversation.to_end()
             self._controller.edit_message(self._chat_id, index, text)
             self.setFocus()
 
-    def _fork(self, view: UserMessage | AssistantMessage) -> None:
+    def _fork(self, view: MessageView) -> None:
         """A new chat up to this answer; or up to before this question, which is there to be asked differently."""
         if self._chat_id is None:
             return
-        index, question = self._index_of(view), isinstance(view, UserMessage)
+        index, question = self.conversation.index_of(view), isinstance(view, UserMessage)
         made = self._controller.fork_chat(self._chat_id, index if question else index + 1)
         if made is not None:
             self._drafts[made] = view.content if isinstance(view, UserMessage) else ""

@@ -1,141 +1,83 @@
-"""One message: the person's as a bubble, the model's as text and code with what it cost below."""
+"""One message: the person's as a bubble, the model's as text and code with what it cost below.
+
+Messages have no layouts of their own: the conversation tells each its width and which part of it can be seen, and a
+message says how high it is. So one that is longer than any window costs as little as a short one.
+"""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, Qt, QTimer, Signal
-from PySide6.QtGui import QEnterEvent, QGuiApplication, QTextCursor
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QEnterEvent, QTextCursor
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QWidget
 
+from app.ui.chat.body import Body, Part
+from app.ui.chat.copy_button import CopyButton
 from app.ui.chat.message_editor import MessageEditor
-from app.ui.look.blocks import CodeSegment, Segment, TextSegment, segments
-from app.ui.look.document_view import DocumentView
-from app.ui.look.markdown import code_html
 from app.ui.look.small import ElidedLabel, IconButton, button, chain_focus, label, set_tip
-from app.ui.look.theme import theme
 from app.ui.look.waiting import WaitingLine
 from app.ui.session.state import Chat, Turn
 
 FORK = "Fork from here: a new chat that begins like this one"
-
-
-class CopyButton(IconButton):
-    """Puts a text on the clipboard and shows a tick for a moment."""
-
-    def __init__(self, says: str) -> None:
-        super().__init__("copy", says, size=28, role="text3")
-        self._says = says
-        self.text_to_copy = ""
-        self.clicked.connect(self._copy)
-
-    def _copy(self) -> None:
-        QGuiApplication.clipboard().setText(self.text_to_copy)
-        self.set_icon("check", "Copied")
-        QTimer.singleShot(1500, self, lambda: self.set_icon("copy", self._says))
-
-
-class CodeBlock(QFrame):
-    """Code on its own ground, with its language and a way to copy it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setObjectName("codeBlock")
-        self._segment = CodeSegment("", "")
-        self._language = label("", "3")
-        self._copy = self.copy_button = CopyButton("Copy code")
-        self._view = DocumentView("Code", wrap=False)
-        self._view.set_text_px(theme().base, theme().tokens.mono)
-        head = QHBoxLayout()
-        head.addWidget(self._language)
-        head.addStretch()
-        head.addWidget(self._copy)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(14, 4, 6, 12)
-        layout.setSpacing(2)
-        layout.addLayout(head)
-        layout.addWidget(self._view)
-        theme().changed.connect(self._draw)
-
-    def show_segment(self, segment: CodeSegment) -> None:
-        if segment != self._segment:
-            self._segment = segment
-            self._draw()
-
-    def _draw(self) -> None:
-        tokens = theme().tokens
-        self._language.setText(self._segment.language or "text")
-        self._copy.text_to_copy = self._segment.code
-        self._view.document().setDefaultStyleSheet(
-            f'pre {{ margin: 0; line-height: 125%; font-family: "{tokens.mono}"; color: {tokens.code_text}; }}'
-        )
-        self._view.show_code(code_html(self._segment.code, self._segment.language, tokens))
-
-
-class Answer(QWidget):
-    """The text of an answer. While it streams, only the segments that changed are drawn again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[tuple[Segment, DocumentView | CodeBlock]] = []
-        self._layout = QVBoxLayout(self)
-        self._layout.setContentsMargins(0, 0, 0, 0)
-        self._layout.setSpacing(12)
-        theme().changed.connect(self._redraw)
-
-    @property
-    def focus_order(self) -> list[QWidget]:
-        return [view.copy_button for _, view in self._parts if isinstance(view, CodeBlock)]
-
-    def show_text(self, text: str) -> None:
-        new = segments(text)
-        for index, segment in enumerate(new):
-            if index < len(self._parts) and type(self._parts[index][0]) is type(segment):
-                old, view = self._parts[index]
-                if old == segment:
-                    continue
-            else:
-                self._drop_from(index)
-                view = CodeBlock() if isinstance(segment, CodeSegment) else DocumentView("Answer")
-                self._layout.addWidget(view)
-                self._parts.append((segment, view))
-            self._parts[index] = (segment, view)
-            self._draw(segment, view)
-        self._drop_from(len(new))
-
-    def _draw(self, segment: Segment, view: DocumentView | CodeBlock) -> None:
-        if isinstance(segment, CodeSegment) and isinstance(view, CodeBlock):
-            view.show_segment(segment)
-        elif isinstance(segment, TextSegment) and isinstance(view, DocumentView):
-            view.show_html(segment.html)
-
-    def _redraw(self) -> None:
-        for segment, view in self._parts:
-            if isinstance(view, DocumentView):
-                self._draw(segment, view)
-
-    def _drop_from(self, index: int) -> None:
-        for _, view in self._parts[index:]:
-            self._layout.removeWidget(view)
-            view.setParent(None)
-            view.deleteLater()
-        del self._parts[index:]
+BUBBLE = (14, 10, 14, 7)  # the bubble's margins
+SPACE = 8  # between an answer's parts
 
 
 class MessageView(QWidget):
-    """What both kinds of message share: actions that appear under the pointer."""
+    """What both kinds of message share: words, and actions that appear under the pointer."""
 
-    def __init__(self) -> None:
+    fork_asked = Signal()
+    resized = Signal()  # it should be laid out again
+
+    def __init__(self, body: Body) -> None:
         super().__init__()
+        self.body = body
+        self.body.resized.connect(self.resized)
         self.hover_buttons: list[IconButton] = []
 
+    def lay_out(self, width: int, top: int, bottom: int) -> int:
+        """Arrange what is inside, the words between two heights for certain. Returns the height of all of it."""
+        raise NotImplementedError
+
+    @property
+    def focus_order(self) -> list[QWidget]:
+        """What the keyboard goes through, from top to bottom."""
+        raise NotImplementedError
+
+    @property
+    def body_top(self) -> int:
+        """Where the words begin."""
+        return 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a person has begun something here that would be lost with the widget."""
+        return self.body.has_selection
+
+    def is_laid_out(self, top: int, bottom: int) -> bool:
+        """Whether its words between two heights are."""
+        return self.body.is_laid_out(top - self.body_top, bottom - self.body_top)
+
+    def part_at(self, y: int) -> Part | None:
+        """What of the words is at a height."""
+        return self.body.part_at(y - self.body_top)
+
+    def y_of(self, part: Part) -> int:
+        return self.body_top + self.body.y_of(part)
+
     def enterEvent(self, event: QEnterEvent) -> None:
-        self._reveal(True)
+        self.reveal(True)
         super().enterEvent(event)
 
     def leaveEvent(self, event: QEvent) -> None:
-        self._reveal(False)
+        self.reveal(False)
         super().leaveEvent(event)
 
-    def _reveal(self, revealed: bool) -> None:
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.LayoutRequest:
+            self.resized.emit()
+        return super().event(event)
+
+    def reveal(self, revealed: bool) -> None:
         for one in self.hover_buttons:
             one.reveal(revealed)
 
@@ -145,47 +87,66 @@ class UserMessage(MessageView):
 
     edited = Signal(str)
     editing_ended = Signal()
-    fork_asked = Signal()
 
-    def __init__(self, turn: Turn) -> None:
-        super().__init__()
-        self.content = turn.content
-        self._copy = CopyButton("Copy message")
-        self._copy.text_to_copy = turn.content
+    def __init__(self) -> None:
+        super().__init__(Body("Your message", markdown=False))
+        self._copy = CopyButton("Copy message", lambda: self.content)
         self.edit_button = IconButton("edit", "Edit message", role="text3")
         self.edit_button.clicked.connect(lambda: self.edit())
         self.fork_button = IconButton("fork", FORK, role="text3")
         self.fork_button.clicked.connect(self.fork_asked)
         self.hover_buttons = [self.fork_button, self._copy, self.edit_button]
-        self._text = DocumentView("Your message")
-        self._text.show_plain(turn.content)
-        self._bubble = QFrame()
+        self._bubble = QFrame(self)
         self._bubble.setObjectName("bubble")
-        inside = QVBoxLayout(self._bubble)
-        inside.setContentsMargins(14, 10, 14, 7)
-        inside.addWidget(self._text)
-        self._shown = QWidget()
-        line = QHBoxLayout(self._shown)
-        line.setContentsMargins(0, 0, 0, 0)
-        line.setSpacing(0)
-        line.addStretch(1)
+        self.body.setParent(self._bubble)
         for one in self.hover_buttons:
-            line.addWidget(one, 0, Qt.AlignmentFlag.AlignTop)
-        line.addSpacing(4)
-        line.addWidget(self._bubble, 3)
-        self._bubble.setMaximumWidth(max(48, self._text.ideal_width() + 28))
+            one.setParent(self)
         self.editor: MessageEditor | None = None
+        self._ideal = 0
         self._can_edit, self._has_later = True, False
         self._by_keyboard = False
-        self._place = QVBoxLayout(self)
-        self._place.setContentsMargins(0, 0, 0, 0)
-        self._place.setSpacing(0)
-        self._place.addWidget(self._shown)
-        self._reveal(False)
+        self.reveal(False)
+
+    @property
+    def content(self) -> str:
+        return self.body.text
 
     @property
     def focus_order(self) -> list[QWidget]:
         return [*self.hover_buttons, *(self.editor.focus_order if self.editor is not None else ())]
+
+    @property
+    def is_busy(self) -> bool:
+        return super().is_busy or self.editor is not None
+
+    @property
+    def body_top(self) -> int:
+        return BUBBLE[1]
+
+    def show_turn(self, turn: Turn) -> None:
+        if turn.content != self.content or not self._ideal:
+            self.body.show_text(turn.content)
+            self._ideal = self.body.ideal_width()
+
+    def lay_out(self, width: int, top: int, bottom: int) -> int:
+        if self.editor is not None:
+            layout = self.editor.layout()
+            if layout is not None:
+                layout.activate()
+            height = self.editor.sizeHint().height()
+            self.editor.setGeometry(0, 0, width, height)
+            return height
+        left, above, right, below = BUBBLE
+        buttons = sum(one.width() for one in self.hover_buttons) + 4
+        wide = min(max(48, self._ideal + left + right), (width - buttons) * 3 // 4)
+        inner = self.body.lay_out(wide - left - right, top - above, bottom - above)
+        self._bubble.setGeometry(width - wide, 0, wide, inner + above + below)
+        self.body.move(left, above)
+        x = width - wide - buttons
+        for one in self.hover_buttons:
+            one.move(x, 0)
+            x += one.width()
+        return inner + above + below
 
     def show_state(self, can_edit: bool, has_later: bool) -> None:
         """Whether another answer can be asked for now, and whether there are messages after this one."""
@@ -200,12 +161,14 @@ class UserMessage(MessageView):
             return
         self._by_keyboard = self.edit_button.hasFocus()
         self.editor = MessageEditor(self.content if text is None else text)
+        self.editor.setParent(self)
         self.editor.show_state(self._can_edit, self._has_later)
         self.editor.sent.connect(self.edited)
         self.editor.cancelled.connect(self.end_editing)
-        self._shown.hide()
-        self._place.addWidget(self.editor)
+        self._show_bubble(False)
+        self.editor.show()
         chain_focus([self.edit_button, *self.editor.focus_order])
+        self.resized.emit()
         if text is None:
             self.editor.edit.moveCursor(QTextCursor.MoveOperation.End)
             self.editor.edit.setFocus()
@@ -217,11 +180,16 @@ class UserMessage(MessageView):
         gone, self.editor = self.editor, None
         gone.hide()
         gone.deleteLater()
-        self._shown.show()
+        self._show_bubble(True)
+        self.resized.emit()
         if self._by_keyboard:
             self.edit_button.setFocus()
         else:
             self.editing_ended.emit()
+
+    def _show_bubble(self, shown: bool) -> None:
+        for part in (self._bubble, *self.hover_buttons):
+            part.setVisible(shown)
 
 
 class AssistantMessage(MessageView):
@@ -229,34 +197,18 @@ class AssistantMessage(MessageView):
 
     again = Signal()
     go_on = Signal()
-    fork_asked = Signal()
     budget_asked = Signal()
     free_asked = Signal()
 
     def __init__(self) -> None:
-        super().__init__()
-        self._waiting = WaitingLine()
-        self._waiting.budget_asked.connect(self.budget_asked)
-        self._waiting.free_asked.connect(self.free_asked)
-        self._answer = Answer()
-        self._failure = QFrame()
-        self._failure.setObjectName("failure")
-        self._failure_text = label("", wrap=True)
-        self._failure_text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self._try_again = button("Try again")
-        self._try_again.clicked.connect(self.again)
-        self._go_on_failed = button("Continue")
-        self._go_on_failed.clicked.connect(self.go_on)
-        inside = QHBoxLayout(self._failure)
-        inside.setContentsMargins(16, 12, 12, 12)
-        inside.setSpacing(8)
-        inside.addWidget(self._failure_text, 1)
-        inside.addSpacing(4)
-        inside.addWidget(self._go_on_failed, 0, Qt.AlignmentFlag.AlignTop)
-        inside.addWidget(self._try_again, 0, Qt.AlignmentFlag.AlignTop)
+        super().__init__(Body("Answer", markdown=True))
+        self.body.setParent(self)
+        # Most answers neither wait nor fail, so what says so is made when it is needed.
+        self._waiting: WaitingLine | None = None
+        self._failure: Failure | None = None
         self._note = ElidedLabel("", "3")
         self._note.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
-        self._copy = CopyButton("Copy answer")
+        self._copy = CopyButton("Copy answer", lambda: self.body.text)
         self._regenerate = IconButton("again", "Answer again", role="text3")
         self._regenerate.clicked.connect(self.again)
         self._go_on = button("Continue", "small")
@@ -265,7 +217,7 @@ class AssistantMessage(MessageView):
         self.fork_button = IconButton("fork", FORK, role="text3")
         self.fork_button.clicked.connect(self.fork_asked)
         self.hover_buttons = [self._copy, self._regenerate, self.fork_button]
-        self._foot = QWidget()
+        self._foot = QWidget(self)
         foot = QHBoxLayout(self._foot)
         foot.setContentsMargins(0, 0, 0, 0)
         foot.setSpacing(2)
@@ -278,48 +230,113 @@ class AssistantMessage(MessageView):
         foot.addWidget(self._copy)
         foot.addWidget(self.fork_button)
         foot.addStretch()
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(8)
-        for part in (self._answer, self._waiting, self._failure, self._foot):
-            layout.addWidget(part)
-        self._reveal(False)
+        self.reveal(False)
 
     @property
     def focus_order(self) -> list[QWidget]:
-        failed = [self._go_on_failed, self._try_again]
+        waiting = self._waiting.focus_order if self._waiting is not None else []
+        failed = self._failure.focus_order if self._failure is not None else []
         foot = [self._go_on, self._regenerate, self._copy, self.fork_button]
-        return [*self._answer.focus_order, *self._waiting.focus_order, *failed, *foot]
+        return [*self.body.focus_order, *waiting, *failed, *foot]
+
+    @property
+    def failure_words(self) -> str:
+        """Why the answer ended, where it failed."""
+        return self._failure.words if self._failure is not None and not self._failure.isHidden() else ""
+
+    def lay_out(self, width: int, top: int, bottom: int) -> int:
+        y = 0
+        if not self.body.isHidden():
+            y = self.body.lay_out(width, top, bottom)
+            self.body.move(0, 0)
+        for part in (self._waiting, self._failure, self._foot):
+            if part is None or part.isHidden():
+                continue
+            y += SPACE if y else 0
+            height = part.heightForWidth(width) if part.hasHeightForWidth() else part.sizeHint().height()
+            part.setGeometry(0, y, width, height)
+            y += height
+        return y
 
     def show_turn(self, turn: Turn, chat: Chat, is_last: bool, can_free: bool = False) -> None:
         """Draw the turn as it is now. `can_free`: an idle chat holds memory, which this one may be waiting for."""
-        self._answer.setVisible(bool(turn.content))
-        self._answer.show_text(turn.content)
         pending, failed = turn.kind == "pending", turn.kind == "failed"
+        self.body.setVisible(bool(turn.content))
+        self.body.show_text(turn.content, ended=not pending)
         goes_on = is_last and turn.can_go_on
         self.show_waiting(chat if pending else None, can_free)
-        self._failure.setVisible(failed)
-        self._failure_text.setText(turn.note if failed else "")
-        self._try_again.setVisible(is_last)
-        self._go_on_failed.setVisible(goes_on)
+        self._show_failure(turn.note if failed else "", is_last, goes_on)
         self._foot.setVisible(not pending and (not failed or bool(turn.content)))
         quiet = "" if failed else turn.quiet_line
         self._note.set_full(quiet, turn.cost.tip)
         self._note.setVisible(bool(quiet))
         self._note_gap.setVisible(bool(quiet))
         self._go_on.setVisible(goes_on and not failed)
-        self._copy.text_to_copy = turn.content
         self._copy.setVisible(bool(turn.content))
         self._regenerate.setVisible(is_last and not failed)
 
     def show_stream(self, text: str) -> None:
         """Draw more text of an answer that is being written."""
-        self._answer.setVisible(bool(text))
-        self._answer.show_text(text)
+        self.body.setVisible(bool(text))
+        self.body.show_text(text, ended=False)
 
     def show_waiting(self, chat: Chat | None, can_free: bool = False) -> None:
         """What the chat is doing before its first word, or waits for; None where it is doing neither."""
         waiting = chat is not None and chat.phase in ("queued", "prefill", "waiting")
-        self._waiting.setVisible(waiting)
+        if self._waiting is None:
+            if not waiting:
+                return
+            self._waiting = WaitingLine()
+            self._waiting.setParent(self)
+            self._waiting.budget_asked.connect(self.budget_asked)
+            self._waiting.free_asked.connect(self.free_asked)
+        if self._waiting.isHidden() == waiting:
+            self._waiting.setVisible(waiting)
+            self.resized.emit()
         if waiting and chat is not None:
             self._waiting.show_progress(chat.phase, chat.fraction, chat.wait_message, can_free)
+
+    def _show_failure(self, words: str, is_last: bool, goes_on: bool) -> None:
+        if self._failure is None:
+            if not words:
+                return
+            self._failure = Failure()
+            self._failure.setParent(self)
+            self._failure.again.connect(self.again)
+            self._failure.go_on.connect(self.go_on)
+        self._failure.show_words(words, is_last, goes_on)
+
+
+class Failure(QFrame):
+    """Why an answer could not go on, and what can be done."""
+
+    again = Signal()
+    go_on = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setObjectName("failure")
+        self._words = label("", wrap=True)
+        self._words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self._again, self._go_on = button("Try again"), button("Continue")
+        self._again.clicked.connect(self.again)
+        self._go_on.clicked.connect(self.go_on)
+        self.focus_order: list[QWidget] = [self._go_on, self._again]
+        inside = QHBoxLayout(self)
+        inside.setContentsMargins(16, 12, 12, 12)
+        inside.setSpacing(8)
+        inside.addWidget(self._words, 1)
+        inside.addSpacing(4)
+        inside.addWidget(self._go_on, 0, Qt.AlignmentFlag.AlignTop)
+        inside.addWidget(self._again, 0, Qt.AlignmentFlag.AlignTop)
+
+    @property
+    def words(self) -> str:
+        return self._words.text()
+
+    def show_words(self, words: str, can_try: bool, can_go_on: bool) -> None:
+        """Nothing where there are no words."""
+        self.setVisible(bool(words))
+        self._words.setText(words)
+        self._again.setVisible(can_try)
+        self._go_on.setVisible(can_go_on)

@@ -1,11 +1,10 @@
-"""A read-only text that is as high as what it says and loads nothing from anywhere."""
+"""A read-only text that is as high as what it says, and shows it as it is."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QSize, Qt, QUrl
+from PySide6.QtCore import QEvent, QSize, Qt
 from PySide6.QtGui import (
     QColor,
-    QDesktopServices,
     QFont,
     QResizeEvent,
     QTextCharFormat,
@@ -13,70 +12,39 @@ from PySide6.QtGui import (
     QTextOption,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QTextEdit
 
-from app.ui.look.confirm import confirm
-from app.ui.look.markdown import document_css
 from app.ui.look.theme import theme
-from app.ui.look.words import elided
-
-# Anything else in a link is shown but never opened.
-_OPENABLE = ("http", "https", "mailto")
 
 
-class DocumentView(QTextBrowser):
-    """Shows plain text or our own rendering of Markdown; its height follows its width and its text."""
+class DocumentView(QTextEdit):
+    """Shows plain text, which can be selected; its height follows its width and its text."""
 
-    def __init__(self, says: str, wrap: bool = True, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._wrap = wrap
-        self._html: str | None = None
+    def __init__(self, says: str) -> None:
+        super().__init__()
         self._marked_from: int | None = None
         self.setAccessibleName(says)
         self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setOpenLinks(False)
-        self.anchorClicked.connect(self._ask_to_open)
+        self.setReadOnly(True)
         self.setUndoRedoEnabled(False)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setHorizontalScrollBarPolicy(
-            Qt.ScrollBarPolicy.ScrollBarAlwaysOff if wrap else Qt.ScrollBarPolicy.ScrollBarAsNeeded
-        )
-        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere if wrap else QTextOption.WrapMode.NoWrap)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.DefaultContextMenu)
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.setStyleSheet("background: transparent; border: none;")
         self.document().setDocumentMargin(0)
-        self.document().setIndentWidth(24)
         self.set_text_px(theme().base + 2)
 
-    def set_text_px(self, pixels: int, family: str = "") -> None:
-        font = QFont(family) if family else QFont(self.font())
+    def set_text_px(self, pixels: int) -> None:
+        font = QFont(self.font())
         font.setPixelSize(pixels)
         self.document().setDefaultFont(font)
 
-    # Nothing a model writes may reach the disk or the network: no pictures, no style sheets, no pages.
-    def loadResource(self, kind: int, name: QUrl | str) -> object:
-        return None
-
-    def show_html(self, html: str) -> None:
-        """Show our own rendering of Markdown."""
-        self._html = html
-        self.document().setDefaultStyleSheet(document_css(theme().tokens, theme().base + 2))
-        self.setHtml(html)
-        self._drop_last_margin()
-        self._fit()
-
-    def show_code(self, html: str) -> None:
-        """Show a preformatted block; the caller has set the document's style sheet."""
-        self._html = html
-        self.setHtml(html)
-        self._drop_last_margin()
-        self._fit()
-
     def show_plain(self, text: str, marked_from: int | None = None) -> None:
         """Show text as it is, from the character `marked_from` on with the ground that says "differs"."""
-        self._html, self._marked_from = None, marked_from
+        self._marked_from = marked_from
         if text != self.toPlainText():
             self.setPlainText(text)
             cursor = QTextCursor(self.document())
@@ -86,14 +54,6 @@ class DocumentView(QTextBrowser):
             cursor.setBlockFormat(spacing)
         self._mark()
         self._fit()
-
-    def ideal_width(self) -> int:
-        """The width the text would take on as few lines as it has."""
-        document = self.document().clone()
-        document.setTextWidth(-1)
-        width = int(document.idealWidth()) + 2
-        document.deleteLater()
-        return width
 
     def _mark(self) -> None:
         cursor = QTextCursor(self.document())
@@ -110,20 +70,10 @@ class DocumentView(QTextBrowser):
             marked.setBackground(QColor(theme().tokens.differs_bg))
             cursor.mergeCharFormat(marked)
 
-    def _drop_last_margin(self) -> None:
-        """Space below the last paragraph belongs to what follows, which keeps its own distance."""
-        cursor = QTextCursor(self.document())
-        cursor.movePosition(QTextCursor.MoveOperation.End)
-        spacing = cursor.blockFormat()
-        spacing.setBottomMargin(0)
-        cursor.setBlockFormat(spacing)
-
     def _fit(self) -> None:
         document = self.document()
-        document.setTextWidth(self.viewport().width() if self._wrap else -1)
+        document.setTextWidth(self.viewport().width())
         height = int(document.size().height() + 0.999)
-        if not self._wrap and document.idealWidth() > self.viewport().width():
-            height += self.horizontalScrollBar().sizeHint().height()
         if height != self.height():
             self.setFixedHeight(max(height, 1))
 
@@ -139,22 +89,9 @@ class DocumentView(QTextBrowser):
         return QSize(40, 1)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        # The list of messages scrolls; only wide code scrolls by itself, and only sideways.
-        if self._wrap or abs(event.angleDelta().y()) >= abs(event.angleDelta().x()):
-            event.ignore()
-        else:
-            super().wheelEvent(event)
+        event.ignore()  # what it is in scrolls
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
-        if event.type() == QEvent.Type.StyleChange and self._html is None and self.toPlainText():
+        if event.type() == QEvent.Type.StyleChange and self.toPlainText():
             self._mark()
-
-    def _ask_to_open(self, url: QUrl) -> None:
-        if url.scheme().lower() not in _OPENABLE:
-            return
-        question = "Open this link in your browser? The model wrote it, and nobody has checked it."
-        # A long address has nowhere to break but after its slashes; who it belongs to stands first.
-        address = elided(url.toDisplayString(), 300).replace("/", "/\u200b")
-        if confirm(self.window(), question, address, "Open link"):
-            QDesktopServices.openUrl(url)

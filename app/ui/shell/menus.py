@@ -7,8 +7,9 @@ from functools import partial
 from typing import Protocol
 
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
-from PySide6.QtWidgets import QApplication, QLineEdit, QMainWindow, QMenu, QTextEdit
+from PySide6.QtWidgets import QApplication, QLineEdit, QMainWindow, QMenu, QPlainTextEdit, QTextEdit
 
+from app.ui.chat.body import Body
 from app.ui.look.theme import NAMES, theme
 from app.ui.models.models_menu import ModelsMenu
 from app.ui.session.controller import Controller
@@ -101,5 +102,6 @@ def make_menus(window: QMainWindow, verbs: Verbs, controller: Controller) -> Non
 def _in_focus(verb: str) -> None:
     """Do what the Edit menu says where the keyboard is."""
     target = QApplication.focusWidget()
-    if isinstance(target, QLineEdit | QTextEdit):
-        getattr(target, verb)()
+    does = getattr(target, verb, None) if isinstance(target, QLineEdit | QPlainTextEdit | QTextEdit | Body) else None
+    if does is not None:  # a message can be copied from, and nothing else
+        does()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from PySide6.QtWidgets import QApplication
 
 from app.engine.messages import AnswerEnded, ChatFailed, ContextNearlyFull, ModelReady, Send, TurnsDropped
 from app.store.store import Store
-from app.ui.chat.context_bar import CHOOSE, CHOSEN, DROPPED, GO_ON
+from app.ui.chat.context_bar import CHOOSE, CHOSEN, DROPPED, GO_ON, DroppedLine
 from app.ui.session.controller import Controller
 from app.ui.session.settings import ChatSettings
 from app.ui.session.state import Turn, turn_of_message
@@ -149,20 +150,27 @@ def test_a_conversation_that_is_too_long_fails_with_the_same_choice(begun: MainW
     assert CHOSEN in visible_words(begun.chat_view)
 
 
+def read_before_the_line(window: MainWindow) -> int:
+    """How many messages stand above the line, all of them apart from it and from each other."""
+    (line,) = window.chat_view.findChildren(DroppedLine)
+    parts = sorted([line, *(view for _, view in window.chat_view.conversation.shown)], key=lambda part: part.y())
+    assert all(above.geometry().bottom() < below.y() for above, below in pairwise(parts))
+    return parts.index(line)
+
+
 def test_a_line_shows_from_where_the_model_reads(begun: MainWindow) -> None:
     begun.controller.set_drop_oldest(1, True)
     write(begun, "More")
     assert DROPPED not in visible_words(begun.chat_view)
     say(begun.controller, TurnsDropped(1, 2), text(1, "x"))
     assert DROPPED in visible_words(begun.chat_view)
-    column = begun.chat_view._column
-    assert column.indexOf(begun.chat_view._dropped) == 2
+    assert read_before_the_line(begun) == 2
     say(begun.controller, ended(1))
     write(begun, "And more")
     assert DROPPED in visible_words(begun.chat_view), "it does not flicker while the next answer is prepared"
     say(begun.controller, TurnsDropped(1, 4), text(1, "y"))
-    assert column.indexOf(begun.chat_view._dropped) == 4
-    assert [column.indexOf(view) for _, view in begun.chat_view._shown] == [0, 1, 2, 3, 5, 6]
+    assert read_before_the_line(begun) == 4
+    assert len(begun.chat_view.conversation.shown) == 6
     begun.show_chat(begun.controller.new_chat())
     assert DROPPED not in visible_words(begun.chat_view)
     begun.show_chat(1)

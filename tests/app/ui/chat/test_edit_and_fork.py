@@ -64,12 +64,12 @@ def shown(window: MainWindow) -> int:
 
 
 def questions(window: MainWindow) -> list[UserMessage]:
-    views = [view for _, view in window.chat_view._shown]
+    views = [view for _, view in window.chat_view.conversation.shown]
     return [view for view in views if isinstance(view, UserMessage)]
 
 
 def answers(window: MainWindow) -> list[AssistantMessage]:
-    views = [view for _, view in window.chat_view._shown]
+    views = [view for _, view in window.chat_view.conversation.shown]
     return [view for view in views if isinstance(view, AssistantMessage)]
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from PySide6.QtCore import QUrl
-from PySide6.QtGui import QTextDocument
-from pytestqt.qtbot import QtBot
 
 from app.ui.look.blocks import CodeSegment, TextSegment, segments
-from app.ui.look.document_view import DocumentView
 from app.ui.look.markdown import code_html
 from app.ui.look.tokens import DARK
 
@@ -40,15 +36,6 @@ def test_nothing_in_an_answer_becomes_html_that_loads_or_runs(text: str) -> None
     assert tags <= {"p", "a", "i", "em", "strong", "code", "table", "thead", "tbody", "tr", "th", "td"}
     assert "src=" not in re.sub(r"&lt;.*?&gt;", "", html).replace("&quot;", "")
     assert not re.search(r'href="(javascript|file|vbscript):', html)
-
-
-@pytest.mark.parametrize("url", ["http://example.com/a.png", "file:///etc/hostname", "data:image/png;base64,AAAA"])
-def test_the_view_loads_nothing_even_if_html_asked_for_it(qtbot: QtBot, url: str) -> None:
-    view = DocumentView("Answer")
-    qtbot.addWidget(view)
-    view.show_html(f'<p>text <img src="{url}"></p>')
-    for kind in (QTextDocument.ResourceType.ImageResource, QTextDocument.ResourceType.StyleSheetResource):
-        assert view.loadResource(kind.value, QUrl(url)) is None
 
 
 def test_a_picture_is_shown_as_its_description() -> None:

@@ -24,6 +24,7 @@ from app.engine.messages import (
     Send,
     Stop,
 )
+from app.ui.chat.body import Body
 from app.ui.chat.message_view import AssistantMessage, UserMessage
 from app.ui.look.confirm import Confirm
 from app.ui.look.document_view import DocumentView
@@ -39,6 +40,7 @@ def visible_words(widget: QWidget) -> str:
     parts = [w.text() for w in widget.findChildren(QLabel) if w.isVisible()]
     parts += [w.text() for w in widget.findChildren(QPushButton) if w.isVisible()]
     parts += [w.toPlainText() for w in widget.findChildren(DocumentView) if w.isVisible()]
+    parts += [w.words for w in widget.findChildren(Body) if w.isVisible()]
     return "\n".join(parts)
 
 
@@ -146,15 +148,18 @@ def test_only_what_changed_is_drawn_again(window: MainWindow, qtbot: QtBot) -> N
     say(window.controller, ModelReady(INFO))
     write(window, "Hello")
     say(window.controller, text(1, "One paragraph.\n\n```python\nx = 1\n```\n\nMore"))
-    views = window.chat_view.findChildren(DocumentView)
+    (view,) = window.chat_view.findChildren(AssistantMessage)
+    before = [piece.document for piece in view.body.pieces]
     say(window.controller, text(1, " and more"))
-    assert window.chat_view.findChildren(DocumentView) == views
+    after = [piece.document for piece in view.body.pieces]
+    assert len(before) == len(after) == 3
+    assert [a is b for a, b in zip(before, after, strict=True)] == [True, True, False]
 
 
 def test_a_long_answer_is_followed_unless_one_reads_above(window: MainWindow, qtbot: QtBot) -> None:
     say(window.controller, ModelReady(INFO))
     write(window, "Hello")
-    bar = window.chat_view._scroll.verticalScrollBar()
+    bar = window.chat_view.conversation.verticalScrollBar()
     say(window.controller, text(1, "A line.\n\n" * 60))
     qtbot.waitUntil(lambda: bar.maximum() > 0 and bar.value() == bar.maximum())
     assert "Jump to latest" not in visible_words(window.chat_view)

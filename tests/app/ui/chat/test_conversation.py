@@ -1,0 +1,419 @@
+"""Long conversations: only what can be seen is there as widgets, and nobody notices but by the speed."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QGuiApplication, QWheelEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.engine.messages import ModelReady, TurnsDropped
+from app.ui.chat.conversation import Conversation
+from app.ui.chat.message_view import AssistantMessage, MessageView, UserMessage
+from app.ui.session.state import Turn
+from app.ui.shell.main_window import MainWindow
+from tests.app.ui.conftest import INFO, ended, say, text
+
+ANSWER = """Some words *first*, which are the answer's beginning and may take more than one line of the column.
+
+- a list
+- of two
+
+```python
+print("and code")
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+The end of it."""
+
+
+def turns(n: int, seed: int = 1) -> list[Turn]:
+    """A conversation of so many messages, none of which is as high as its neighbours."""
+    rng = random.Random(seed)
+    made: list[Turn] = []
+    for i in range(n):
+        if i % 2 == 0:
+            made.append(Turn("user", f"Question {i} " + "what is it " * rng.randrange(60)))
+        else:
+            made.append(
+                Turn("assistant", f"Answer {i}\n\n" + "\n\n".join([ANSWER] * rng.randrange(1, 4)), note="3 tokens")
+            )
+    return made
+
+
+def shown_chat(window: MainWindow, n: int) -> Conversation:
+    """A chat of so many messages, on screen."""
+    say(window.controller, ModelReady(INFO))
+    chat_id = window.controller.new_chat()
+    window.controller.chats[chat_id].turns = turns(n)
+    window.show_chat(chat_id)
+    settle()
+    return window.chat_view.conversation
+
+
+def settle() -> None:
+    for _ in range(60):
+        QApplication.processEvents()
+
+
+def seen(scroll: Conversation) -> dict[int, int]:
+    """The messages of which something can be seen, and where each begins, in pixels from the top edge."""
+    high = scroll.viewport().height()
+    return {i: view.y() for i, view in scroll.shown if view.y() < high and view.y() + view.height() > 0}
+
+
+def read(scroll: Conversation) -> dict[tuple[int, int], int]:
+    """The pieces of messages of which something can be seen, and where each begins."""
+    high = scroll.viewport().height()
+    places = {}
+    for i, view in scroll.shown:
+        for n, piece in enumerate(view.body.pieces):
+            y = view.body.mapTo(scroll.viewport(), QPoint(0, view.body.y_of((n + 1, 0)) - piece.height)).y()
+            if y < high and y + piece.height > 0:
+                places[i, n] = y
+    return places
+
+
+def check(scroll: Conversation) -> None:
+    """What is seen has no holes and nothing twice, and every word of it is laid out."""
+    high, views = scroll.viewport().height(), scroll.shown
+    here = [(i, view) for i, view in views if view.y() < high and view.y() + view.height() > 0]
+    assert here
+    indices = [i for i, _ in here]
+    assert indices == list(range(indices[0], indices[-1] + 1))
+    for (_, above), (_, below) in pairwise(here):
+        assert above.y() + above.height() + 24 == below.y()
+    for _, view in here:
+        for index, piece in enumerate(view.body.pieces):
+            top = view.body.mapTo(scroll.viewport(), QPoint(0, view.body.y_of((index, 0)))).y()
+            if top < high and top + piece.height > 0:
+                assert piece.is_laid_out
+
+
+def test_a_chat_of_5000_messages_holds_no_more_widgets_than_one_of_50(window: MainWindow) -> None:
+    shown_chat(window, 50)
+    few = len(window.chat_view.findChildren(QWidget))
+    scroll = shown_chat(window, 5000)
+    assert len(window.chat_view.findChildren(QWidget)) <= few * 1.5
+    bar = scroll.verticalScrollBar()
+    for part in range(20):
+        bar.setValue(bar.maximum() * part // 20)
+        settle()
+    assert len([view for view in window.chat_view.findChildren(MessageView) if not view.isHidden()]) <= 30
+    assert len(window.chat_view.findChildren(MessageView)) <= 45
+
+
+def test_a_chat_opens_at_its_end(window: MainWindow) -> None:
+    scroll = shown_chat(window, 400)
+    bar = scroll.verticalScrollBar()
+    assert bar.value() == bar.maximum() > 0
+    assert 399 in seen(scroll)
+    check(scroll)
+    last = scroll.view(399)
+    assert last is not None
+    assert last.y() + last.height() + 24 == scroll.viewport().height()
+
+
+def test_scrolling_through_a_long_chat_shows_every_message_once_in_order(window: MainWindow) -> None:
+    scroll = shown_chat(window, 80)
+    bar = scroll.verticalScrollBar()
+    met: list[int] = []
+    for _ in range(2000):
+        check(scroll)
+        met += [i for i in sorted(seen(scroll), reverse=True) if i not in met]
+        if bar.value() == 0:
+            break
+        bar.setValue(bar.value() - 150)
+        if len(met) % 3 == 0:
+            settle()
+    assert met == list(range(79, -1, -1))
+    assert seen(scroll)[0] == 24
+
+
+def test_what_one_reads_does_not_move_while_heights_above_turn_out_otherwise(window: MainWindow) -> None:
+    scroll = shown_chat(window, 600)
+    bar = scroll.verticalScrollBar()
+    for value in (bar.maximum() // 2, bar.maximum() // 3, 9000):
+        bar.setValue(value)
+        before = read(scroll)
+        settle()  # what is around it is laid out meanwhile
+        assert read(scroll) == before
+        # A step up brings what stood above, by as much as was scrolled.
+        bar.setValue(bar.value() - 60)
+        moved = read(scroll)
+        common = before.keys() & moved.keys()
+        assert common
+        assert {moved[i] - before[i] for i in common} == {60}
+
+
+def test_what_one_reads_does_not_move_when_an_answer_grows_below(window: MainWindow) -> None:
+    scroll = shown_chat(window, 60)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    window.controller.send(chat_id, "More")
+    scroll.verticalScrollBar().setValue(3000)
+    settle()
+    before = read(scroll)
+    for _ in range(10):
+        say(window.controller, text(chat_id, "A line.\n\n" * 10))
+        settle()
+    assert read(scroll) == before
+    assert not scroll.is_at_end
+
+
+def test_the_message_at_the_top_stays_there_when_the_window_becomes_narrower(window: MainWindow) -> None:
+    scroll = shown_chat(window, 300)
+    scroll.to_row(150)
+    settle()
+    assert min(seen(scroll)) == 150
+    for width in (1000, 900, 700, 1240):
+        window.resize(width, 800)
+        settle()
+        check(scroll)
+        assert min(seen(scroll)) in (149, 150)
+        assert seen(scroll)[150] == 24
+
+
+def test_a_resize_at_the_end_stays_at_the_end(window: MainWindow) -> None:
+    scroll = shown_chat(window, 300)
+    for size in ((900, 800), (700, 500), (1240, 900)):
+        window.resize(*size)
+        settle()
+        bar = scroll.verticalScrollBar()
+        assert bar.value() == bar.maximum()
+        assert 299 in seen(scroll)
+        check(scroll)
+
+
+def test_the_wheel_scrolls_over_words_and_code(window: MainWindow) -> None:
+    scroll = shown_chat(window, 40)
+    bar = scroll.verticalScrollBar()
+    view = scroll.shown[-1][1]
+    body = view.body
+    before = bar.value()
+    at = QPointF(20, 20)
+    wheel = QWheelEvent(
+        at,
+        body.mapToGlobal(at),
+        QPoint(),
+        QPoint(0, 120),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
+    # Qt hands on only what comes from a real wheel: to the message, and then to what it is in.
+    for widget in (body, view):
+        wheel.accept()
+        QApplication.sendEvent(widget, wheel)
+        assert not wheel.isAccepted()
+    QApplication.sendEvent(scroll.viewport(), wheel)
+    assert bar.value() == before - 60
+
+
+def test_keys_scroll_where_a_message_has_the_keyboard(window: MainWindow) -> None:
+    scroll = shown_chat(window, 200)
+    bar = scroll.verticalScrollBar()
+    body = scroll.shown[-1][1].body
+    body.setFocus()
+    QTest.keyClick(body, Qt.Key.Key_PageUp)
+    page = bar.maximum() - bar.value()
+    assert 0 < page <= scroll.viewport().height()
+    QTest.keyClick(body, Qt.Key.Key_Up)
+    assert bar.maximum() - bar.value() > page
+    QTest.keyClick(body, Qt.Key.Key_Home)
+    settle()
+    assert seen(scroll)[0] == 24
+    QTest.keyClick(body, Qt.Key.Key_End)
+    settle()
+    assert scroll.is_at_end
+    assert 199 in seen(scroll)
+
+
+def test_tab_reaches_messages_that_were_not_there(window: MainWindow) -> None:
+    """From the last message back to one a few screens above, every step in sight and none left out."""
+    scroll = shown_chat(window, 120)
+    last = scroll.view(119)
+    assert isinstance(last, AssistantMessage)
+    last.fork_button.setFocus(Qt.FocusReason.TabFocusReason)
+    met = [119]
+    for _ in range(400):
+        focused = QApplication.focusWidget()
+        assert focused is not None
+        QTest.keyClick(focused, Qt.Key.Key_Backtab)
+        settle()
+        focused = QApplication.focusWidget()
+        assert focused is not None
+        (index,) = [i for i, view in scroll.shown if view.isAncestorOf(focused)]
+        y = focused.mapTo(scroll.viewport(), QPoint(0, 0)).y()
+        assert 0 <= y <= scroll.viewport().height() - focused.height()
+        if index != met[-1]:
+            met.append(index)
+        if index == 95:
+            break
+    assert met == list(range(119, 94, -1))
+
+
+def test_a_question_that_is_being_written_again_survives_a_look_elsewhere_in_the_chat(window: MainWindow) -> None:
+    scroll = shown_chat(window, 300)
+    view = scroll.view(298)
+    assert isinstance(view, UserMessage)
+    view.edit_button.click()
+    assert view.editor is not None
+    QTest.keyClicks(view.editor.edit, " indeed")
+    written = view.editor.text
+    bar = scroll.verticalScrollBar()
+    bar.setValue(0)
+    settle()
+    window.chat_view.input.edit.setFocus()
+    scroll.to_end()
+    settle()
+    again = scroll.view(298)
+    assert isinstance(again, UserMessage)
+    assert again.editor is not None
+    assert again.editor.text == written
+
+
+def test_a_message_far_above_can_be_edited_and_forked(window: MainWindow) -> None:
+    scroll = shown_chat(window, 300)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    scroll.to_row(20)
+    settle()
+    view = scroll.view(20)
+    assert isinstance(view, UserMessage)
+    view.edit_button.click()
+    assert view.editor is not None
+    view.editor.edit.setPlainText("Something else")
+    view.editor.send.click()
+    settle()
+    assert [turn.content for turn in window.controller.chats[chat_id].turns[20:]] == ["Something else", ""]
+    say(window.controller, text(chat_id, "Well"), ended(chat_id))
+    settle()
+    check(scroll)
+    assert max(seen(scroll)) == 21
+    answer = scroll.view(21)
+    assert isinstance(answer, AssistantMessage)
+    answer.fork_button.click()
+    settle()
+    assert window.chat_view.chat_id != chat_id
+    assert len(scroll.shown) > 0
+    check(scroll)
+
+
+def test_a_widget_that_showed_another_message_before_shows_only_its_own(window: MainWindow) -> None:
+    scroll = shown_chat(window, 200)
+    chat = window.controller.chats[window.chat_view.chat_id or 0]
+    bar = scroll.verticalScrollBar()
+    rng = random.Random(3)
+    for _ in range(25):
+        bar.setValue(rng.randrange(bar.maximum()))
+        settle()
+        for index, view in scroll.shown:
+            turn = chat.turns[index]
+            assert view.body.text == turn.content
+            assert turn.content[:40] in view.body.accessibleName()
+            assert isinstance(view, UserMessage) == (turn.role == "user")
+
+
+def test_a_failure_and_a_waiting_line_are_not_left_on_other_messages(window: MainWindow) -> None:
+    scroll = shown_chat(window, 100)
+    chat = window.controller.chats[window.chat_view.chat_id or 0]
+    for index in range(1, 100, 10):
+        chat.turns[index].kind, chat.turns[index].note = "failed", f"Failure {index}"
+    window.show_chat(None)
+    window.show_chat(chat.id)
+    bar = scroll.verticalScrollBar()
+    found = set()
+    while True:
+        settle()
+        for index, view in scroll.shown:
+            if isinstance(view, AssistantMessage):
+                failure = view.failure_words
+                assert failure == (f"Failure {index}" if index % 10 == 1 else "")
+                found.add(index)
+        if bar.value() == 0:
+            break
+        bar.setValue(bar.value() - 500)
+    assert found == set(range(1, 100, 2))
+
+
+def test_the_line_of_what_is_not_read_any_more_is_far_above(window: MainWindow) -> None:
+    shown_chat(window, 200)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    window.controller.send(chat_id, "More")
+    say(window.controller, TurnsDropped(chat_id, 100), text(chat_id, "x"), ended(chat_id))
+    settle()
+    check_line(window, before=100)
+
+
+def check_line(window: MainWindow, before: int) -> None:
+    scroll = window.chat_view.conversation
+    scroll.to_row(before)
+    settle()
+    view = scroll.view(before)
+    assert view is not None
+    line = next(w for w in scroll.viewport().findChildren(QWidget) if type(w).__name__ == "DroppedLine")
+    assert line.isVisible()
+    above = scroll.view(before - 1)
+    assert above is not None
+    assert above.y() + above.height() < line.y() < line.y() + line.height() < view.y()
+
+
+def test_selecting_in_another_message_ends_the_first_selection(window: MainWindow) -> None:
+    scroll = shown_chat(window, 4)
+    first, second = (view.body for _, view in scroll.shown[-2:])
+    first.selectAll()
+    assert first.has_selection
+    second.selectAll()
+    assert (first.has_selection, second.has_selection) == (False, True)
+
+
+def test_what_is_selected_is_still_selected_after_a_look_elsewhere(window: MainWindow) -> None:
+    scroll = shown_chat(window, 300)
+    view = scroll.shown[-1][1]
+    view.body.setFocus()
+    view.body.selectAll()
+    words = view.body.selected_text
+    bar = scroll.verticalScrollBar()
+    bar.setValue(0)
+    settle()
+    QTest.keyClick(view.body, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    assert QGuiApplication.clipboard().text() == words
+    assert words.startswith("Answer 299")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_short_chat_begins_at_the_top(window: MainWindow, n: int) -> None:
+    say(window.controller, ModelReady(INFO))
+    chat_id = window.controller.new_chat()
+    window.controller.chats[chat_id].turns = [Turn("user" if i % 2 == 0 else "assistant", "Short") for i in range(n)]
+    window.show_chat(chat_id)
+    settle()
+    scroll = window.chat_view.conversation
+    assert seen(scroll)[0] == 24
+    assert scroll.verticalScrollBar().maximum() == 0
+    check(scroll)
+
+
+def test_a_chat_that_was_scrolled_is_followed_again_after_one_asks(window: MainWindow) -> None:
+    scroll = shown_chat(window, 100)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    scroll.verticalScrollBar().setValue(0)
+    settle()
+    window.chat_view.input.set_text("And?")
+    QTest.keyClick(window.chat_view.input.edit, Qt.Key.Key_Return)
+    for _ in range(20):
+        say(window.controller, text(chat_id, "A line.\n\n" * 5))
+        settle()
+        assert scroll.is_at_end
+        assert 101 in seen(scroll)
