@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
-from PySide6.QtWidgets import QApplication, QLineEdit, QMainWindow, QMenu, QTextEdit
+from PySide6.QtWidgets import QApplication, QLineEdit, QMainWindow, QMenu, QPlainTextEdit, QTextEdit
 
 from app.ui.look.theme import NAMES, theme
 from app.ui.models.models_menu import ModelsMenu
@@ -101,5 +101,5 @@ def make_menus(window: QMainWindow, verbs: Verbs, controller: Controller) -> Non
 def _in_focus(verb: str) -> None:
     """Do what the Edit menu says where the keyboard is."""
     target = QApplication.focusWidget()
-    if isinstance(target, QLineEdit | QTextEdit):
+    if isinstance(target, QLineEdit | QPlainTextEdit | QTextEdit):
         getattr(target, verb)()
