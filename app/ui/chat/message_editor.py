@@ -46,7 +46,7 @@ class MessageEditor(QFrame):
 
     @property
     def text(self) -> str:
-        return self.edit.toPlainText()
+        return self.edit.text
 
     def show_state(self, can_send: bool, has_later: bool) -> None:
         """Whether it can be sent now, and whether messages come after it, which would go."""
@@ -73,7 +73,7 @@ class MessageEditor(QFrame):
             self.sent.emit(self.text)
 
     def _refresh(self) -> None:
-        self.send.setEnabled(self._can_send and bool(self.text.strip()))
+        self.send.setEnabled(self._can_send and self.edit.has_words)
         keys = QKeySequence("Ctrl+Return").toString(QKeySequence.SequenceFormat.NativeText)
         set_tip(self.send, f"Send ({keys})" if self._can_send else "Not possible just now")
 

@@ -38,7 +38,7 @@ class InputBox(QFrame):
 
     @property
     def text(self) -> str:
-        return self.edit.toPlainText()
+        return self.edit.text
 
     @property
     def focus_order(self) -> list[QWidget]:
@@ -57,9 +57,8 @@ class InputBox(QFrame):
         super().mousePressEvent(event)
 
     def _send(self) -> None:
-        if self._can_send and not self._answering and self.text.strip():
-            text = self.text
-            self.sent.emit(text)
+        if self._can_send and not self._answering and self.edit.has_words:
+            self.sent.emit(self.text)
 
     def _act(self) -> None:
         if self._answering:
@@ -75,7 +74,7 @@ class InputBox(QFrame):
         if self._answering:
             self.action.show_action("stop", "Stop (Esc)", True)
         else:
-            ready = self._can_send and bool(self.text.strip())
+            ready = self._can_send and self.edit.has_words
             self.action.show_action("send", self._why_not or self._send_says, ready)
 
 

@@ -118,7 +118,7 @@ class BudgetDialog(QDialog):
             in_use = f"{ceil(self._pool.bytes_in_use / MB * 10) / 10:,.1f}".removesuffix(".0")
             dropped = "; idle chats are dropped" if self.drop_idle else ""
             waits = "chats that answer wait until some is freed, or end where they alone hold more than this"
-            self._say(f"{in_use} MB are in use now: {waits}{dropped}.", warn=True)
+            self._say(f"{in_use} MB of blocks are in use now: {waits}{dropped}.", warn=True)
         else:
             tokens = words.count(about(self.max_bytes / self._info.bytes_per_token), "token")
             self._say(f"About {tokens} uncompressed, more when compressed.\n{GRADUALLY}")

@@ -27,6 +27,13 @@ FRAGMENTATION = (
     "room left, which no other chat can use."
 )
 
+# Two sums that are nearly the same, which is why only one is shown as bytes; the tips say what each counts.
+CACHE_MEMORY = (
+    "What the caches of all chats take: every array in them, with the room they keep ready for the next tokens. What "
+    "forks share counts once."
+)
+BUDGET = "The budget counts whole blocks, but not the room that caches keep ready, which the cache memory above does."
+
 
 class HolderRow(QWidget):
     """One chat (or lane): what it holds, and a bar of that against the uncompressed size."""
@@ -146,6 +153,7 @@ class MemoryPanel(QFrame):
         self._controller = controller
         self._total = label("0 B", "display")
         self._total.setAccessibleName("Cache memory of all chats")
+        set_tip(self._total, CACHE_MEMORY)
         self._against = label("No chat holds memory yet.", "2", wrap=True)
         self._gauge = PoolGauge()
         self._in_use = ElidedLabel("", "3")
@@ -197,7 +205,9 @@ class MemoryPanel(QFrame):
         layout.setContentsMargins(MARGIN, 16, MARGIN, 20)
         layout.setSpacing(0)
         top = QHBoxLayout()
-        top.addWidget(label("Cache memory", "caption"))
+        named = label("Cache memory", "caption")
+        set_tip(named, CACHE_MEMORY)
+        top.addWidget(named)
         top.addStretch()
         top.addWidget(self._budget)
         layout.addLayout(top)
@@ -290,19 +300,23 @@ class MemoryPanel(QFrame):
         colours = self._controller.colours
         shares = [Share(colours.get(h.chat_id, 0), in_use * h.memory_bytes / held) for h in holders if h.memory_bytes]
         self._gauge.show_shares(shares, in_use if budget is None else budget)
-        blocks = f"{words.count(pool.blocks_in_use, 'block')} of {pool.block_size} tokens"
+        blocks = words.count(pool.blocks_in_use, "block")
+        counted = f"{blocks} of {pool.block_size} tokens"
         visible = "Every chat is drawn at least 3 pixels wide, so that it can be seen."
         if budget is None:
             speak(self._in_use, warn=False)
-            self._in_use.set_full(f"{words.size(in_use)} · {blocks}")
+            self._in_use.set_full(f"No budget · {counted}", f"{words.size(in_use)} in blocks. {BUDGET}")
             set_tip(self._gauge, f"There is no budget: the bar is what is in use, by chat. {visible}")
             return
         full = in_use >= NEARLY_FULL * budget
         speak(self._in_use, warn=full)
-        self._in_use.set_full(f"{part_of(in_use, budget)} · {blocks}")
-        exact = f"{words.percent(in_use / max(budget, 1))} of the budget is in use."
+        used = words.percent(in_use / max(budget, 1))
+        self._in_use.set_full(
+            f"{used} of the {words.size(budget)} budget · {blocks}",
+            f"{part_of(in_use, budget)} in {counted}. {BUDGET}",
+        )
         waits = "Chats that find no memory wait until some is freed. " if full else ""
-        set_tip(self._gauge, f"{exact} {waits}{visible}")
+        set_tip(self._gauge, f"{used} of the budget is in use. {waits}{visible}")
 
     def _draw_rows(self, holders: list[ChatMemory]) -> None:
         seen: set[int] = set()

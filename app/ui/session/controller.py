@@ -5,7 +5,7 @@ A timer drains the engine's events; text that came since the last drain is one c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -80,8 +80,10 @@ class Controller(QObject):
         self.sampling = SAMPLING  # of chats that have none of their own; the comparison is always greedy
         self._engine = engine
         self._restart_engine = restart_engine
+        taken: set[int] = set()
         for chat in self.saving.chats():
-            chat.colour = self._colour_for(chat.id)
+            chat.colour = self._colour_for(chat.id, taken)
+            taken.add(chat.colour)
             self.chats[chat.id] = chat
         self.opening = Opening(self.state, self.saving, self._start_engine, self.submit, self)
         self.opening.model_changed.connect(self.model_changed)
@@ -366,9 +368,10 @@ class Controller(QObject):
     def _save(self, write: Callable[..., object], *values: object) -> None:
         self.saving.write(write, *values)
 
-    def _colour_for(self, chat_id: int) -> int:
+    def _colour_for(self, chat_id: int, taken: Collection[int] | None = None) -> int:
         """The chat's own colour, the same after every start, unless another chat has it and one is free."""
-        self.colours[chat_id] = free_colour((chat_id - 1) % N_COLOURS, [chat.colour for chat in self.chats.values()])
+        taken = {chat.colour for chat in self.chats.values()} if taken is None else taken
+        self.colours[chat_id] = free_colour((chat_id - 1) % N_COLOURS, taken)
         return self.colours[chat_id]
 
     # ------------------------------------------------------------ comparison

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 
 from app.engine.messages import CacheChoice
@@ -27,12 +28,14 @@ class Saving:
         self._unsaved = count(_UNSAVED)
 
     def chats(self) -> Iterator[Chat]:
-        """What was written down before."""
+        """What was written down before; each chat's turns are read when they are first needed."""
         for stored in self._store.chats():
             choice = parse_choice(f"{stored.method}/{stored.key_bits}/{stored.value_bits}")
-            turns = [Turn.from_store(m.role, m.content, m.note) for m in self._store.messages(stored.id)]
-            kept = ChatSettings.parse(stored.settings)
+            kept, turns = ChatSettings.parse(stored.settings), partial(self._turns, stored.id)
             yield Chat(stored.id, choice, colour=0, title=stored.title, turns=turns, settings=kept)
+
+    def _turns(self, chat_id: int) -> list[Turn]:
+        return [Turn.from_store(m.role, m.content, m.note) for m in self._store.messages(chat_id)]
 
     def write(self, write: Callable[..., object], *values: object) -> None:
         """Call a method of the store."""

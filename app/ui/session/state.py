@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, overload
 
 from app.engine.messages import AnswerStats, CacheChoice, ChatMemory, MemoryReport, Message, ModelInfo, PoolReport
 from app.ui.session.cost import Cost
@@ -136,6 +136,28 @@ class ContextUse:
         return ContextUse(min(used, self.limit), self.limit) if used >= STILL_FULL * self.limit else None
 
 
+class ReadWhenNeeded:
+    """A chat's turns, which may be given as the function that reads them: it is called when they are first asked for.
+
+    A start would take a second longer with a thousand chats if it read what is in all of them.
+    """
+
+    @overload
+    def __get__(self, chat: None, owner: type[Chat]) -> type[list[Turn]]: ...
+    @overload
+    def __get__(self, chat: Chat, owner: type[Chat]) -> list[Turn]: ...
+    def __get__(self, chat: Chat | None, owner: type[Chat]) -> list[Turn] | type[list[Turn]]:
+        if chat is None:
+            return list  # the field's default: it makes an empty one
+        turns: list[Turn] | Callable[[], list[Turn]] = chat.__dict__["turns"]
+        if not isinstance(turns, list):
+            turns = chat.__dict__["turns"] = turns()
+        return turns
+
+    def __set__(self, chat: Chat, turns: list[Turn] | Callable[[], list[Turn]]) -> None:
+        chat.__dict__["turns"] = turns
+
+
 @dataclass
 class Chat(Running):
     """A conversation.
@@ -151,7 +173,7 @@ class Chat(Running):
     """
 
     title: str = NEW_TITLE
-    turns: list[Turn] = field(default_factory=list)
+    turns: ReadWhenNeeded = ReadWhenNeeded()
     settings: ChatSettings = field(default_factory=ChatSettings)
     context: ContextUse | None = None
     asks_room: bool = False
@@ -174,7 +196,7 @@ class Chat(Running):
     @property
     def is_new(self) -> bool:
         """Whether nothing has been done with it yet, not even given it a title."""
-        return not self.turns and not self.opened and self.title == NEW_TITLE
+        return self.title == NEW_TITLE and not self.opened and not self.turns
 
     @property
     def can_free(self) -> bool:

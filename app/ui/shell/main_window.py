@@ -302,6 +302,7 @@ def build_window(
     """The whole window on an engine and a store. Show it, then call `window.controller.opening.start(path)`."""
     theme().set_name(store.setting(settings.THEME, "system"))
     controller = Controller(engine, store, restart_engine)
-    window = MainWindow(controller)
+    with theme().dressed_once():
+        window = MainWindow(controller)
     controller.setParent(window)
     return window

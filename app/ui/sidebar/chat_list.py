@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from PySide6.QtCore import (
@@ -31,6 +32,7 @@ from app.ui.look.small import elided, plain_tip
 from app.ui.look.theme import theme
 from app.ui.session.controller import Controller
 from app.ui.session.state import Chat
+from app.ui.sidebar.row_changes import that_stay
 
 ROW = 52
 ChatRole = Qt.ItemDataRole.UserRole
@@ -38,18 +40,54 @@ _Index = QModelIndex | QPersistentModelIndex
 
 
 class ChatListModel(QAbstractListModel):
-    """The controller's chats, newest first."""
+    """The controller's chats, newest first.
+
+    Its rows come, go and move one by one, never all at once: a view that hears of those only keeps its place, its
+    selection and its hover.
+    """
 
     def __init__(self, controller: Controller) -> None:
         super().__init__()
         self._controller = controller
-        self._ids: list[int] = []
-        self.reload()
+        self._ids = self._order()
 
-    def reload(self) -> None:
-        self.beginResetModel()
-        self._ids = sorted(self._controller.chats, reverse=True)
-        self.endResetModel()
+    def reload(self) -> set[int]:
+        """Take over which chats there are and in which order. Returns those that stayed where they were."""
+        return self.show_order(self._order())
+
+    def show_order(self, order: Sequence[int]) -> set[int]:
+        """Let the rows be these chats, in this order. Returns those that stayed where they were, between the others."""
+        ids, stay, none = self._ids, that_stay(self._ids, order), QModelIndex()
+        wanted = set(order)
+        for row in reversed(range(len(ids))):
+            if ids[row] not in wanted:
+                self.beginRemoveRows(none, row, row)
+                del ids[row]
+                self.endRemoveRows()
+        present = set(ids)
+        above = -1
+        for chat_id in order:
+            # Right below the one that comes before it, which is in its place already.
+            row = above + 1
+            if chat_id not in present:
+                self.beginInsertRows(none, row, row)
+                ids.insert(row, chat_id)
+                self.endInsertRows()
+            elif chat_id not in stay:
+                old = ids.index(chat_id)
+                if old != row:
+                    self.beginMoveRows(none, old, old, none, row)
+                    ids.insert(row, chat_id)
+                    del ids[old + 1 if old > row else old]
+                    self.endMoveRows()
+                    row -= old < row
+            else:
+                row = ids.index(chat_id, row)
+            above = row
+        return stay
+
+    def _order(self) -> list[int]:
+        return sorted(self._controller.chats, reverse=True)
 
     def row_of(self, chat_id: int | None) -> int:
         return self._ids.index(chat_id) if chat_id in self._ids else -1
@@ -157,6 +195,7 @@ class ChatList(QListView):
         self.shows_focus = False
         self.setAccessibleName("Chats")
         self.setMouseTracking(True)
+        self.setUniformItemSizes(True)  # or each of a thousand rows is asked for its size
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
@@ -180,11 +219,33 @@ class ChatList(QListView):
         self._quiet = False
 
     def _reload(self) -> None:
-        current = self._model.id_at(self.currentIndex().row())
+        """Take over what came, went or moved. What one looks at stays where it is, and the selection with its chat."""
+        current, bar = self._model.id_at(self.currentIndex().row()), self.verticalScrollBar()
+        seen = self._visible()
         self._quiet = True
-        self._model.reload()
+        stayed = self._model.reload()
         self._quiet = False
+        self.executeDelayedItemsLayout()
+        held = next((chat_id for chat_id in seen if chat_id in stayed), None)
+        # At the very top one looks at what is newest, whichever chat that is.
+        if held is not None and bar.value() > 0:
+            bar.setValue(bar.value() + self.visualRect(self._index_of(held)).top() - seen[held])
         self.show_current(current)
+
+    def _visible(self) -> dict[int, int]:
+        """The chats one sees, from top to bottom, each with where its row begins."""
+        seen: dict[int, int] = {}
+        row = max(self.indexAt(QPoint(self.viewport().width() // 2, 0)).row(), 0)
+        while (chat_id := self._model.id_at(row)) is not None:
+            top = self.visualRect(self._model.index(row)).top()
+            if top >= self.viewport().height():
+                break
+            seen[chat_id] = top
+            row += 1
+        return seen
+
+    def _index_of(self, chat_id: int) -> QModelIndex:
+        return self._model.index(self._model.row_of(chat_id))
 
     def _current_changed(self, current: QModelIndex, _: QModelIndex) -> None:
         chat_id = self._model.id_at(current.row())

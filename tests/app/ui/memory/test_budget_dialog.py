@@ -110,9 +110,8 @@ def test_a_budget_below_what_is_in_use_is_possible_and_says_what_follows(ask: As
     write(dialog, "40")
     assert set_button(dialog).isEnabled()
     assert dialog.max_bytes == 40_000_000
-    waits = (
-        "41 MB are in use now: chats that answer wait until some is freed, or end where they alone hold more than this"
-    )
+    follows = "chats that answer wait until some is freed, or end where they alone hold more than this"
+    waits = f"41 MB of blocks are in use now: {follows}"
     assert f"{waits}." in visible_words(dialog)
     assert dialog._explained.property("voice") == "warn"
     dialog._drops.click()
@@ -126,7 +125,7 @@ def test_a_budget_below_what_is_in_use_is_possible_and_says_what_follows(ask: As
 def test_what_is_in_use_is_never_said_to_be_less_than_what_was_typed(ask: Ask, in_use: int, said: str) -> None:
     dialog = ask(replace(POOL, bytes_in_use=in_use))
     write(dialog, str(in_use // 1_000_000))
-    assert f"{said} are in use now" in visible_words(dialog)
+    assert f"{said} of blocks are in use now" in visible_words(dialog)
 
 
 def test_no_limit_is_an_empty_field_and_stays_one(ask: Ask) -> None:

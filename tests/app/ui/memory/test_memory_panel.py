@@ -108,17 +108,46 @@ def test_a_chat_that_is_gone_leaves_nothing_to_compare(panel: MemoryPanel, show:
     show(bytes_in_use=0, cache_bytes=0, blocks_in_use=0)
     said = visible_words(panel)
     assert "No chat holds memory yet." in said
-    assert "0 B of 400 MB · 0 blocks of 16 tokens" in said
+    assert "0 % of the 400 MB budget · 0 blocks" in said
 
 
 # ------------------------------------------------------------ the budget
 def test_the_budget_and_how_much_of_it_is_in_use(panel: MemoryPanel, show: Show) -> None:
     show(FIRST, SECOND)
-    assert "41.2 of 400 MB · 1,240 blocks of 16 tokens" in visible_words(panel)
+    assert "10 % of the 400 MB budget · 1,240 blocks" in visible_words(panel)
     show(FIRST, SECOND, max_bytes=None)
     said = visible_words(panel)
-    assert "41.2 MB · 1,240 blocks of 16 tokens" in said
-    assert "of 400 MB" not in said
+    assert "No budget · 1,240 blocks of 16 tokens" in said
+    assert "400 MB" not in said
+
+
+@pytest.mark.parametrize("budget", [6_300_000_000, None], ids=["budget", "no budget"])
+def test_two_sums_that_differ_are_never_both_shown_as_bytes(panel: MemoryPanel, show: Show, budget: int | None) -> None:
+    """A person saw "Cache memory 14.1 MB" beside "13.3 MB of 6.3 GB", and wondered which it was."""
+    chat = replace(FIRST, memory_bytes=14_100_000)
+    show(chat, cache_bytes=14_100_000, bytes_in_use=13_300_000, max_bytes=budget)
+    said = visible_words(panel)
+    assert said.count("14.1 MB") == 2, "all chats take as much as the only one"
+    assert "13.3" not in said
+
+
+@pytest.mark.parametrize("budget", [6_300_000_000, None], ids=["budget", "no budget"])
+def test_where_both_sums_are_told_each_says_what_it_counts(panel: MemoryPanel, show: Show, budget: int | None) -> None:
+    show(FIRST, cache_bytes=14_100_000, bytes_in_use=13_300_000, max_bytes=budget)
+    for name in ("14.1 MB", "Cache memory"):
+        assert line(panel, name).toolTip().startswith("What the caches of all chats take: every array in them")
+        assert "room they keep ready" in line(panel, name).toolTip()
+    counts = line(panel, " · 1,240 blocks").toolTip()
+    in_blocks = "13.3 MB of 6.3 GB in 1,240 blocks of 16 tokens. " if budget else "13.3 MB in blocks. "
+    assert counts.startswith(f"{in_blocks}The budget counts whole blocks, but not the room that caches keep ready")
+    assert "13.3" not in line(panel, "14.1 MB").toolTip()
+
+
+@pytest.mark.parametrize("in_use", [0, 41_200_000, 410_000_000])
+def test_the_budget_line_is_never_cut_off(panel: MemoryPanel, show: Show, in_use: int) -> None:
+    for budget in (1_000_000, 99_900_000, 999_000_000_000, None):
+        show(FIRST, SECOND, bytes_in_use=in_use, max_bytes=budget, blocks_in_use=30_720)
+        assert "…" not in line(panel, "30,720 blocks").text()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +165,7 @@ def test_a_unit_is_said_once(part: int, whole: int, said: str) -> None:
 
 def test_a_budget_nearly_used_up_warns_and_stops_to(panel: MemoryPanel, show: Show) -> None:
     show(FIRST, SECOND, bytes_in_use=359_000_000)
-    said = line(panel, "of 400 MB")
+    said = line(panel, " · 1,240 blocks")
     quiet = said.fontMetrics().height()
     assert said.property("voice") == "3"
     for bytes_in_use, voice in (

@@ -251,7 +251,7 @@ def test_the_memory_panel_adds_up(window: MainWindow, qtbot: QtBot) -> None:
     said = visible_words(window.memory_panel)
     assert "3.1 MB" in said
     assert "uncompressed 12.4 MB · 4.0× smaller" in said
-    assert "3.1 MB · 120 blocks of 16 tokens" in said
+    assert "No budget · 120 blocks of 16 tokens" in said
     assert "2.0 MB" in said
     assert "60 blocks · 16 tokens" in said
     window.controller.close_chat(1)
