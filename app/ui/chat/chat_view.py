@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app.ui.chat.context_bar import ContextBar, DroppedLine
@@ -102,6 +103,13 @@ class ChatView(QWidget):
     def stop(self) -> None:
         if self._chat_id is not None and self._chat_id in self._controller.chats:
             self._controller.stop(self._chat_id)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """What the input has no use for scrolls the conversation."""
+        if event.key() in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown) and self._turns:
+            self.conversation.page(-1 if event.key() == Qt.Key.Key_PageUp else 1)
+        else:
+            super().keyPressEvent(event)
 
     # ------------------------------------------------------------ what changed
     @property

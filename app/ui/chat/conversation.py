@@ -191,6 +191,11 @@ class Conversation(QAbstractScrollArea):
         self._at_end, self._anchor = False, Anchor(index, None, -MARGIN)
         self.settle()
 
+    def page(self, n: int) -> None:
+        """Scroll by `n` screens, less a line."""
+        bar = self.verticalScrollBar()
+        bar.setValue(bar.value() + n * (bar.pageStep() - MARGIN))
+
     def settle(self) -> None:
         """Lay out what can be seen, now."""
         self._soon.stop()

@@ -99,6 +99,10 @@ class GrowingEdit(QPlainTextEdit):
         if event.key() == Qt.Key.Key_Escape:
             event.ignore()  # What is around it cancels with it, or the window stops the answer.
             return
+        pages = event.key() in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
+        if pages and self.verticalScrollBarPolicy() == Qt.ScrollBarPolicy.ScrollBarAlwaysOff:
+            event.ignore()  # There is nothing to scroll here, but perhaps around it.
+            return
         if enter:
             # Qt's own Shift+Enter makes a line within the line, so that many of them were one very long one.
             self.textCursor().insertBlock()

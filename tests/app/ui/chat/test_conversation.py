@@ -237,6 +237,21 @@ def test_keys_scroll_where_a_message_has_the_keyboard(window: MainWindow) -> Non
     assert 199 in seen(scroll)
 
 
+def test_page_keys_scroll_while_one_writes(window: MainWindow) -> None:
+    scroll = shown_chat(window, 50)
+    bar, edit = scroll.verticalScrollBar(), window.chat_view.input.edit
+    QTest.keyClicks(edit, "half a question")
+    QTest.keyClick(edit, Qt.Key.Key_PageUp)
+    up = bar.maximum() - bar.value()
+    assert 0 < up < scroll.viewport().height()
+    QTest.keyClick(edit, Qt.Key.Key_PageDown)
+    assert scroll.is_at_end
+    edit.setPlainText("line\n" * 40)
+    QTest.keyClick(edit, Qt.Key.Key_PageDown)
+    assert edit.verticalScrollBar().value() > 0, "a long text scrolls by itself"
+    assert scroll.is_at_end
+
+
 def test_tab_reaches_messages_that_were_not_there(window: MainWindow) -> None:
     """From the last message back to one a few screens above, every step in sight and none left out."""
     scroll = shown_chat(window, 120)
