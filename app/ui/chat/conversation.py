@@ -250,6 +250,8 @@ class Conversation(QAbstractScrollArea):
         if width != self._width:
             self._width = width
             self._guess_from(0)
+            for index in self._shown:  # a widget is always as high as its place, seen or not
+                self._lay_out_row(index, 0, 0)
         high = self.viewport().height()
         done = bool(self._rows)
         while done:
@@ -317,7 +319,8 @@ class Conversation(QAbstractScrollArea):
         first, last = self._heights.at(max(top - high, 0)), self._heights.at(top + 2 * high)
         for index in sorted(range(first, last + 1), key=lambda i: abs(self._heights.y(i) - top)):
             view, start = self._rows[index].view, self._heights.y(index) + self._lead(index)
-            if view is None or not view.is_laid_out(top - high - start, top + 2 * high - start):
+            above, below = top - high - start, top + 2 * high - start
+            if view is None or view.width() != self._width or not view.is_laid_out(above, below):
                 if not self._at_end:
                     self._anchor_at(top)
                 self._lay_out_row(index, top - high, top + 2 * high)

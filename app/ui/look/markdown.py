@@ -110,7 +110,7 @@ def document_css(tokens: Tokens, base_px: int) -> str:
     blockquote {{ margin-left: 16px; margin-right: 16px; }}
     blockquote p {{ color: {tokens.text2}; }}
     code, pre {{ font-family: "{tokens.mono}"; font-size: {base_px - 1}px; background-color: {tokens.code_bg}; }}
-    table {{ border-collapse: collapse; margin-top: 8px; margin-bottom: 16px; }}
+    table {{ border-collapse: collapse; margin: 0; }}
     th {{ font-weight: 600; text-align: left; border-bottom: 1px solid {tokens.text3}; }}
     td {{ border-bottom: 1px solid {tokens.hairline}; }}
     a {{ color: {tokens.link}; text-decoration: none; }}

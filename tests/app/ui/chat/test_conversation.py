@@ -432,3 +432,76 @@ def test_a_chat_that_was_scrolled_is_followed_again_after_one_asks(window: MainW
         settle()
         assert scroll.is_at_end
         assert 101 in seen(scroll)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_done_the_picture_has_no_holes(window: MainWindow, seed: int) -> None:
+    scroll = shown_chat(window, 120)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    chat, rng, bar = window.controller.chats[chat_id], random.Random(seed), scroll.verticalScrollBar()
+    for _ in range(120):
+        match rng.randrange(9):
+            case 0:
+                bar.setValue(rng.randrange(bar.maximum() + 1))
+            case 1 | 2:
+                bar.setValue(bar.value() + rng.randrange(-900, 900))
+            case 3:
+                window.resize(rng.randrange(640, 1400), rng.randrange(480, 1000))
+            case 4:
+                settle()
+            case 5 if not chat.answering:
+                window.controller.send(chat_id, "More " * rng.randrange(1, 90))
+            case 5 | 6 if chat.answering:
+                say(window.controller, text(chat_id, ANSWER[: rng.randrange(len(ANSWER))] * rng.randrange(1, 5)))
+            case 7 if chat.answering:
+                say(window.controller, ended(chat_id))
+            case 7 if len(chat.turns) > 20:
+                window.controller.edit_message(chat_id, len(chat.turns) // 2 * 2 - 2, "Something else")
+            case 8:
+                views = [view for _, view in scroll.shown if isinstance(view, UserMessage) and not chat.answering]
+                if views and (view := rng.choice(views)).editor is None:
+                    view.edit("Being written again\n" * rng.randrange(1, 20))
+                elif views:
+                    view.end_editing()
+        scroll.settle()
+        if scroll.isVisible():
+            check(scroll)
+            assert bar.value() <= bar.maximum()
+            assert not scroll.is_at_end or bar.value() == bar.maximum()
+            for index, shown in scroll.shown:
+                assert shown.body.text == chat.turns[index].content
+            for index in seen(scroll):
+                shown = scroll.bring(index)
+                assert shown.x() >= 0
+                assert shown.x() + shown.width() <= scroll.viewport().width()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["word " * 200_000, "x" * 200_000, "a line of words\n" * 10_000, ">" * 500 + " deep", "*" * 60_000],
+    ids=["1 MB", "one line", "10,000 lines", "quotes", "asterisks"],
+)
+def test_a_huge_message_is_sent_scrolled_and_copied(window: MainWindow, words: str) -> None:
+    say(window.controller, ModelReady(INFO))
+    window.chat_view.input.set_text(words)
+    QTest.keyClick(window.chat_view.input.edit, Qt.Key.Key_Return)
+    settle()
+    scroll = window.chat_view.conversation
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    say(window.controller, text(chat_id, words), ended(chat_id))
+    for _ in range(2000):
+        QApplication.processEvents()
+        if not any(view.body.is_reading for _, view in scroll.shown):
+            break
+    bar = scroll.verticalScrollBar()
+    assert bar.maximum() > 20_000 or len(words) < 1000
+    for part in range(11):
+        bar.setValue(bar.maximum() * part // 10)
+        settle()
+        check(scroll)
+        assert sum(view.body.n_laid_out for _, view in scroll.shown) < 300
+    answer = next(view for _, view in reversed(scroll.shown) if isinstance(view, AssistantMessage))
+    answer.hover_buttons[0].click()
+    assert QGuiApplication.clipboard().text() == words
