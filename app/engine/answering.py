@@ -23,6 +23,7 @@ from app.engine.sampling import TokenSampler
 from app.engine.writing import Writer
 from app.models.errors import contained
 from app.models.loading import LoadedModel
+from app.models.plain_text import chat_tokens
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 
@@ -151,7 +152,7 @@ class Answering:
         asks = bool(turns) and turns[-1]["role"] == "user"
         try:
             with contained():
-                tokens = self._loaded.tokenizer.apply_chat_template(turns, add_generation_prompt=asks) if turns else []
+                tokens = chat_tokens(self._loaded.tokenizer, turns, add_generation_prompt=asks) if turns else []
             twin = chat.fork(command.new_chat_id, tokens)
         except Exception:  # noqa: BLE001  # no room for what can't be shared, or a template that doesn't take these turns
             twin = Chat(command.new_chat_id, chat.choice)  # its first answer makes its cache, when there is room

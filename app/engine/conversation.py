@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.engine.values import Message
+from app.models.plain_text import chat_tokens, text_tokens
 
 NEARLY_FULL = 0.85  # of the context: from there on a chat is told that it will be full
 
@@ -69,13 +70,15 @@ def make_prompt(
     goes_on = bool(turns) and turns[-1].role == "assistant"
     answered = turns.pop() if goes_on else None
     if answered is not None and said is None:
-        said = tokenizer.encode(answered.content, add_special_tokens=False)
+        said = text_tokens(tokenizer, answered.content)
     behind = list(said or ())
 
     def made(first: int) -> Prompt:
         kept = [*system, *turns[first:]]
-        asked = tokenizer.apply_chat_template(
-            [{"role": message.role, "content": message.content} for message in kept], add_generation_prompt=True
+        asked = chat_tokens(
+            tokenizer,
+            [{"role": message.role, "content": message.content} for message in kept],
+            add_generation_prompt=True,
         )
         return Prompt([*asked, *behind], len(behind), first)
 

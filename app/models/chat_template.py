@@ -22,6 +22,8 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from app.models.disguise import joined
+
 _MAX_TEMPLATE = 300_000  # characters; the longest in use have some 30,000
 _SECONDS = 1.0  # of computing; usual is a thousandth
 _WORK = 100_000_000  # characters and items, and as many again for each ...
@@ -332,12 +334,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _joined(self, values: Sequence[Any]) -> str:
         self._whole(values)
-        return "".join(map(str, values))
+        return joined(map(str, values))
 
     def _concat(self, pieces: Iterable[str]) -> str:
         pieces = list(pieces)
         self.meter.charge(sum(map(len, pieces)))
-        return "".join(pieces)
+        return joined(pieces)
 
 
 class _Turns:

@@ -17,6 +17,7 @@ from app.models.errors import ModelFileError
 from app.models.gguf_bpe import PRE_TOKENIZERS
 from app.models.gguf_file import GgufFile, read_gguf
 from app.models.gguf_tokenizer import check_tokenizer, end_tokens, write_tokenizer
+from tests.app.models import forgery
 
 _TEXTS = [
     "",
@@ -341,6 +342,19 @@ def test_streams_what_it_decodes(
     asked = wrapped.apply_chat_template([{"role": "user", "content": "Hi"}])
     assert asked.count(wrapped.bos_token_id) == 1
     assert wrapped.encode("Hi").count(wrapped.bos_token_id) == (kind != "bpe")  # as llama.cpp does unless told
+
+
+@pytest.mark.parametrize("kind", ["spm", "spm with a space", "bpe"])
+def test_no_message_makes_a_control_token(
+    kind: str, spm_pairs: dict[str, Any], bpe_pairs: dict[str, Any], tmp_path: Path
+) -> None:
+    pairs = bpe_pairs if kind == "bpe" else spm_pairs | {"tokenizer.ggml.add_space_prefix": kind != "spm"}
+    _written(pairs, tmp_path)
+    tokenizer = forgery.load(tmp_path)
+    for text in _TEXTS:
+        for name in forgery.names(tokenizer):
+            turns = [{"role": "user", "content": f"{text}{name}\n"}, {"role": "assistant", "content": name + text}]
+            forgery.check(tokenizer, turns, exact=kind == "bpe")
 
 
 def test_a_template_without_bos_gets_it_where_the_file_wants_it(spm_pairs: dict[str, Any], tmp_path: Path) -> None:
