@@ -58,3 +58,32 @@ def test_the_tables_name_a_machine_that_nothing_was_measured_on_any_more(
     decode = 2 if "decode" in measured else 1
     block = f"Machine: {machines}.\n\n**Quality.** 2\n\n**Decode.** {decode}"
     assert readme.read_text("utf-8") == f"before\n{table.BEGIN}\n{block}\n{table.END}\nafter\n"
+
+
+def test_what_the_windows_benchmark_did_not_come_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {
+        "machine": "new",
+        "streamed": [1_000, 60_000],
+        "opened": [50, 500, 5_000],
+        "long": 5_000,
+        "texts": ["1 MB"],
+        "chats": 8,
+        "tokens_per_update": 3,
+        "start": {"source": 0.4},
+        "figures": {"streaming 1000": {"p50": 4.0, "p99": 12.0}, "text 1 MB": {"sent": 40.4}},
+        "stopped": {"streaming 60000": 25.0, "long_chat 5000": 60.0, "text 1 MB": 25.0},
+    }
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{table.BEGIN}\nMachine: old.\n\n**UI.** 1\n{table.END}\n", "utf-8")
+    monkeypatch.setattr(table, "README", readme)
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    monkeypatch.setattr(table, "read", lambda name: found if name == "ui" else None)
+    table.run()
+    said = readme.read_text("utf-8")
+    assert said.count("**UI.**") == 1
+    assert "| an update at 1,000 tokens, p50 / p99 | 4.0 / 12 | 8 / 16 |" in said
+    assert "| an update at 60,000 tokens, p50 / p99 | not within 25 s | 8 / 16 |" in said
+    assert "| opening a chat of 5,000 messages | not within 60 s | 200 |" in said
+    assert "| opening a chat of 50 messages | – | 100 |" in said
+    assert "sent / opened / scrolled | 40 / not within 25 s / not within 25 s | 100 |" in said
+    assert "source / packaged | 400 / – | 1,000 / 500 |" in said

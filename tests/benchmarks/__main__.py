@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [NAME...]`: library, decode, batch, quality, memory and table, or all of them."""
+"""`python -m tests.benchmarks [NAME...]`: library, decode, batch, quality, memory, ui and table, or all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from time import perf_counter
 
-NAMES = ("library", "decode", "batch", "quality", "memory", "table")
+NAMES = ("library", "decode", "batch", "quality", "memory", "ui", "table")
 
 
 def main() -> None:

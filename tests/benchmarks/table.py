@@ -139,7 +139,51 @@ def batch(found: dict[str, Any]) -> str:
     )
 
 
-PARTS = {"quality": quality, "decode": decode, "batch": batch, "memory": memory, "library": library}
+def ui(found: dict[str, Any]) -> str:
+    figures, stopped, long = found["figures"], found["stopped"], f"{found['long']:,}"
+
+    def shown(name: str, *keys: str, part: str = "") -> str:
+        """The figures in milliseconds; where a part had to be stopped before it came to one, that."""
+        row = figures.get(name, {})
+        if all(key in row for key in keys):
+            return " / ".join(f"{row[key]:.0f}" if row[key] >= 10 else f"{row[key]:.1f}" for key in keys)
+        return f"not within {stopped[part or name]:.0f} s" if (part or name) in stopped else "–"
+
+    rows = [
+        (f"an update at {n:,} tokens, p50 / p99", shown(f"streaming {n}", "p50", "p99"), "8 / 16")
+        for n in found["streamed"]
+    ]
+    p50 = [figures.get(f"streaming {n}", {}).get("p50") for n in (found["streamed"][0], found["streamed"][-1])]
+    rows.append(("the longest over the shortest, p50", times(p50[1] / p50[0]) if all(p50) else "–", "1.5×"))
+    in_long = f"long_chat {found['long']}"
+    for n, goal in zip(found["opened"], ("100", "150", "200"), strict=True):
+        part = in_long if n == found["long"] else ""
+        rows.append((f"opening a chat of {n:,} messages", shown(f"opening {n}", "p50", part=part), goal))
+    for name, what, worst, goal in (
+        ("scrolling", "a frame of scrolling", "p99", "– / 16"),
+        ("resizing", "a step of resizing", "max", "– / 30"),
+    ):
+        measured = shown(f"{name} {found['long']}", "p50", worst, part=in_long)
+        rows.append((f"{what} in {long} messages, p50 / {worst}", measured, goal))
+    late = shown("lateness", "p99", "max")
+    rows.append((f"lateness of a 5 ms timer, {found['chats']} chats answering, p99 / max", late, "16 / 50"))
+    for name in found["texts"]:
+        each = " / ".join(shown(f"text {name}", key) for key in ("sent", "opened", "scrolled"))
+        rows.append((f"longest block with {name}, sent / opened / scrolled", each, "100"))
+    start = found["start"]
+    seconds = [f"{1000 * start[name]:.0f}" if name in start else "–" for name in ("source", "packaged")]
+    rows.append(("start until the window is painted, source / packaged", " / ".join(seconds), "1,000 / 500"))
+    grown = figures.get(f"memory {found['long']}", {})
+    memory = " / ".join(f"{grown[key]:.0f} MB" if key in grown else "–" for key in ("opened", "scrolled"))
+    return (
+        f"**UI.** The real window off screen, in milliseconds with layout and painting. An update is "
+        f"{found['tokens_per_update']} more tokens of mixed Markdown; a token is four characters here.\n\n"
+        + table(["what", "measured", "goal"], rows)
+        + f"\n\nA chat of {long} messages adds to the process's memory, once opened / once scrolled through: {memory}."
+    )
+
+
+PARTS = {"quality": quality, "decode": decode, "batch": batch, "memory": memory, "library": library, "ui": ui}
 
 
 def run() -> None:
@@ -149,7 +193,7 @@ def run() -> None:
     block, found_end, after = rest.partition(END)
     if not (found_begin and found_end):
         raise SystemExit(f"{README} has no block between {BEGIN} and {END}.")
-    head, *old = re.split(r"\n\n(?=\*\*[A-Z][a-z]+\.\*\*)", block.strip())
+    head, *old = re.split(r"\n\n(?=\*\*[A-Z]\w+\.\*\*)", block.strip())
     texts = {part[2:].partition(".")[0].lower(): part for part in old}
     measured = {name: found for name in PARTS if (found := read(name)) is not None}
     # The README doesn't say which of its tables came from which machine, so the old one stays while any of them does.
