@@ -126,9 +126,7 @@ def with_chat(n_messages: int, store: Store) -> int:
 
 def bar_of(window: MainWindow) -> QScrollBar:
     view: Any = window.chat_view
-    # Every widget has a method named scroll, too.
-    scroll = view.scroll if hasattr(view.scroll, "verticalScrollBar") else view._scroll
-    bar: QScrollBar = scroll.verticalScrollBar()
+    bar: QScrollBar = view.conversation.verticalScrollBar()
     return bar
 
 
