@@ -113,6 +113,6 @@ class _Reader:
         if tag in _BLOCKS:
             self._closed = True
         if tag == "table":
+            # An empty last cell leaves the block behind the table to the next element.
             self._text.append("\n")
-            self._fresh = False
             self._closed = True
