@@ -68,7 +68,7 @@ class _Reader:
             return
         # Text that goes on in an empty block leaves it to what follows to begin one.
         closed, self._closed = self._closed, self._closed and not tag and self._fresh
-        if closed and tag and tag not in _BLOCKS:
+        if closed and tag and tag != "hr" and tag not in _BLOCKS:
             self._fresh = False
         if tag == "br":
             if closed:
