@@ -11,6 +11,7 @@ from app.ui.look.pieces import CodeSegment, Segment, TextSegment
 _TAG = re.compile(r"<(/?)([a-z0-9]+)[^>]*>")
 _BLOCKS = {"p", "li", "ul", "ol", "blockquote", "pre"}
 _LISTS = {"ul", "ol"}
+_EMPTY = {"br", "hr"}
 _CELLS = {"th", "td"}
 _TABLE_PARTS = {"table", "thead", "tbody", "tr"}
 
@@ -45,13 +46,16 @@ class _Reader:
         node = ""
         while True:
             tag = _TAG.search(html, at)
+            if node in _EMPTY:  # the text behind is not theirs
+                self._node(node, "")
+                node = ""
             self._node(node, unescape(html[at : tag.start() if tag else len(html)]))
             if tag is None:
                 return "".join(self._text).translate(_LINE_ENDS)
             node = "" if tag[1] else tag[2]
             if tag[1]:
                 self._close(tag[2])
-            elif tag[2] not in ("br", "hr"):
+            elif tag[2] not in _EMPTY:
                 self._open.append(tag[2])
             at = tag.end()
 
@@ -64,14 +68,17 @@ class _Reader:
             return
         # Text that goes on in an empty block leaves it to what follows to begin one.
         closed, self._closed = self._closed, self._closed and not tag and self._fresh
-        if closed and tag and tag not in _BLOCKS:
+        if closed and tag and tag != "hr" and tag not in _BLOCKS:
             self._fresh = False
         if tag == "br":
+            if closed:
+                self._begin_block()
             self._text.append("\n")
             self._fresh, self._spaces = False, "dropped"
         elif tag == "hr":
             self._begin_block()
             self._fresh, self._spaces = False, "dropped"
+            self._closed = True
         elif tag in _CELLS:
             self._text.append("\n")
             self._fresh, self._spaces = True, "dropped"
@@ -113,6 +120,6 @@ class _Reader:
         if tag in _BLOCKS:
             self._closed = True
         if tag == "table":
+            # An empty last cell leaves the block behind the table to the next element.
             self._text.append("\n")
-            self._fresh = False
             self._closed = True

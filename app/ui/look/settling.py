@@ -16,9 +16,9 @@ from app.ui.look.markdown import PARSER
 from app.ui.look.pieces import character_cut
 
 # The most that is parsed at once: about 20 ms of work (measured). A text weighs its characters and what the parser
-# has to do for them; plain prose of this many characters, or a list of a third of them.
+# has to do for them (and Qt, for tables): plain prose of this many characters, a list of a quarter.
 LIMIT = 12_288
-_COSTS = {"\n": 14, "[": 12, "![": 8, "|": 4, "<": 3} | dict.fromkeys("*_~", 4) | dict.fromkeys("!#$%&+-:=>@\\]^`{}", 1)
+_COSTS = {"\n": 14, "[": 12, "![": 8, "|": 8, "<": 3} | dict.fromkeys("*_~", 4) | dict.fromkeys("!#$%&+-:=>@\\]^`{}", 1)
 _MARKER_COST = 12
 
 _LIST_MARKER = re.compile(r"[-+*]\s|\d[.)]\s")
