@@ -23,7 +23,7 @@ from app.ui.chat.heights import Heights
 from app.ui.chat.piece import Piece, guess_text
 from app.ui.chat.programs import Programs, strung
 from app.ui.chat.selection import Place, Selection
-from app.ui.look.blocks import SLICE, CodeSegment, MarkdownStream, Segment, plain_segments
+from app.ui.look.blocks import SLICE, CodeSegment, MarkdownStream, Segment, plain_segments, slices
 from app.ui.look.links import ask_to_open
 from app.ui.look.theme import theme
 
@@ -111,7 +111,7 @@ class Body(QWidget):
 
     def _read(self) -> None:
         """Read a slice of what is not read yet, and go on with the rest when the window has been looked after."""
-        new = self._text[self._fed : self._fed + SLICE]
+        new = next(slices(self._text[self._fed : self._fed + SLICE]), "")
         before = len(self._stream.segments)
         first = self._stream.feed(new) if new else before
         self._fed += len(new)

@@ -423,7 +423,7 @@ def test_a_long_line_is_cut_after_a_space() -> None:
     assert plain_segments("") == []
 
 
-@settings(MANY, max_examples=150)
+@settings(MANY, max_examples=150, derandomize=True)
 @given(DOCUMENTS)
 def test_plain_text_is_what_qt_says(qapp: QApplication, text: str) -> None:
     for part in segments(text):
