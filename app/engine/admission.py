@@ -14,30 +14,14 @@ and the pool's limits are kept exactly. Where memory is short, in this order:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from app.engine.books import Need
 from app.engine.chat import Chat
 from app.engine.values import CacheChoice
 from app.models.loading import LoadedModel
 from veloxquant_mlx.cache.base import KVCacheFactory
 from veloxquant_mlx.cache.config import KVCacheConfig
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Blocks of each stream, and what they take together."""
-
-    n_k: int = 0
-    n_v: int = 0
-    n_bytes: int = 0
-
-    def __add__(self, other: Need) -> Need:
-        return Need(self.n_k + other.n_k, self.n_v + other.n_v, self.n_bytes + other.n_bytes)
-
-    @property
-    def n_blocks(self) -> int:
-        return self.n_k + self.n_v
 
 
 class Admission:

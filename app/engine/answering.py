@@ -14,8 +14,9 @@ from itertools import count
 import mlx.core as mx
 
 from app.engine import messages as m
-from app.engine.admission import Admission, Need
+from app.engine.admission import Admission
 from app.engine.alone import ALONE_STEPS, time_alone
+from app.engine.books import Need
 from app.engine.chat import Answer, Chat
 from app.engine.conversation import NEARLY_FULL, Prompt, TooLongError, make_prompt, room_for_answer
 from app.engine.decode import Decoder, Taken

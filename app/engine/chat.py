@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
+from app.engine.books import Need
 from app.engine.sampling import TokenSampler
 from app.engine.values import AnswerStats, CacheChoice, ChatMemory, ChatState, Message, Sampling
 from app.engine.writing import Writer
 from veloxquant_mlx.cache.config import KVCacheConfig
 from veloxquant_mlx.integrations.mlx_lm import LayerCache, build_caches, fork_caches, pooled_layers, rewind
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
-
-if TYPE_CHECKING:
-    from app.engine.admission import Need
 
 
 @dataclass(eq=False)
