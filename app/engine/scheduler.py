@@ -12,23 +12,20 @@ every decode step until its answer ends. What it needs of the pool is asked for 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from app.engine import messages as m
 from app.engine.admission import Admission
 from app.engine.answers import Answers, Model
-from app.engine.books import Books, Need
+from app.engine.books import Books
 from app.engine.chat import Answer, Chat
 from app.engine.orders import Orders
 from app.engine.step import Chunk, Done, Fork, Row, Step
+from app.engine.turns import Turns
 from app.engine.values import CacheChoice
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 
-# Seconds of decoding for each second of reading, while there are both. With 1, a chat kept 45 % of its steps (default
-# model on two x86 cores), since the first step after a chunk has to warm up again.
-DECODE_SHARE = 1.4
 NO_MODEL = "No model is loaded yet. Wait until it is ready, then send the message again."
 
 
@@ -36,9 +33,8 @@ class Scheduler:
     """All chats, and what they are doing.
 
     Args:
-        pool: Where all chats' blocks come from. It is only looked at: the runner's caches take blocks.
-        chunk: Prompt tokens that go through the model at once. The same for every chat at any time: what is coded when
-            depends on it, and so, in the last digits, does the answer.
+        pool: Where all chats' blocks come from. The runner's caches take and return them; here they are only counted.
+        chunk: Prompt tokens that go through the model at once (see `Turns`).
         emit: Takes events.
 
     Attributes:
@@ -46,15 +42,14 @@ class Scheduler:
     """
 
     def __init__(self, pool: BlockPoolAllocator, chunk: int, emit: Callable[[m.Event], None]) -> None:
-        self._pool, self._chunk, self._emit = pool, chunk, emit
+        self._pool, self._emit = pool, emit
         self.chats: dict[int, Chat] = {}
         self._orders = Orders()
         self._admission = Admission(pool, self.chats, self._orders.releases, self._drop)
         self._answers: Answers | None = None  # where a model is loaded
-        self._reading: deque[Chat] = deque()  # whose prompts are not through yet; the first one is next
+        self._turns = Turns(self.chats, self._admission, chunk, emit)
         self._flying: dict[int, Answer] = {}  # whose tokens the latest decode step computes, by chat
         self._submitted: dict[int, Answer] = {}  # the same of the step that is planned, and not done yet
-        self._owed = 0.0  # seconds of decoding before the next chunk is read
         self._has_read = False  # a chunk, so that it is the others' turn to decode
 
     # ------------------------------------------------------------------ the model
@@ -69,10 +64,11 @@ class Scheduler:
             if self._answers is not None and chat.answer is not None:
                 message = "The model was changed while this chat was answering. Send the message again."
                 self._answers.fail(chat, message)
-                self._place(chat)
+                self._turns.place(chat)
             self._orders.release(chat)
             chat.spoken = ("", [])  # another model has other tokens
-        self._flying, self._owed, self._has_read = {}, 0.0, False
+        self._flying, self._has_read = {}, False
+        self._turns.owe_nothing()
         self._answers = self._admission.books = None
 
     # ------------------------------------------------------------------ what a person asks for
@@ -86,7 +82,7 @@ class Scheduler:
         chat = self.chats.pop(chat_id, None)
         if chat is not None:
             chat.answer = None
-            self._place(chat)
+            self._turns.place(chat)
             self._orders.release(chat)
 
     def send(self, command: m.Send) -> None:
@@ -99,14 +95,14 @@ class Scheduler:
         else:
             self.stop(chat.chat_id)
             self._answers.begin(chat, command)
-            self._place(chat)
+            self._turns.place(chat)
 
     def stop(self, chat_id: int) -> None:
         """End a chat's answer where it is, if it is answering."""
         chat = self.chats.get(chat_id)
         if chat is not None and self._answers is not None:
             self._answers.stop(chat)
-            self._place(chat)
+            self._turns.place(chat)
 
     def fork(self, command: m.ForkChat) -> None:
         """Make a chat that begins as another did, and shares what can be shared."""
@@ -140,9 +136,9 @@ class Scheduler:
 
     def states(self) -> dict[int, tuple[m.ChatState, int]]:
         """For each chat what it is doing, and how many tokens its caches hold."""
-        queued = {id(chat) for chat in list(self._reading)[1:]}
+        queued = self._turns.queued
         return {
-            chat_id: ("queued" if id(chat) in queued and not chat.waiting else chat.state, len(chat.held))
+            chat_id: ("queued" if chat_id in queued and not chat.waiting else chat.state, len(chat.held))
             for chat_id, chat in self.chats.items()
         }
 
@@ -155,8 +151,8 @@ class Scheduler:
         """
         while not self._orders and self._answers is not None:
             if not self._has_read:
-                self._serve_waiting()
-                if (chunk := self._next_chunk()) is not None:
+                self._turns.serve_waiting()
+                if (chunk := self._turns.next_chunk()) is not None:
                     return self._step(chunk=chunk)
             if (rows := self._next_rows()) is not None:
                 return self._step(rows=rows)
@@ -164,8 +160,8 @@ class Scheduler:
                 self._has_read = False
                 continue
             # Nobody decodes any more, so nothing is owed to anybody, and what was put off for that can be done now.
-            self._serve_waiting()
-            if (chunk := self._next_chunk()) is not None:
+            self._turns.serve_waiting()
+            if (chunk := self._turns.next_chunk()) is not None:
                 return self._step(chunk=chunk)
             if (rows := self._next_rows()) is not None:
                 return self._step(rows=rows)
@@ -177,85 +173,28 @@ class Scheduler:
         self._has_read = chunk is not None
         return replace(self._orders.take(), chunk=chunk, rows=rows)
 
-    # ------------------------------------------------------------------ who waits
-    @property
-    def _waiting(self) -> list[Chat]:
-        """The chats that wait for memory, by the arrival of their questions."""
-        return sorted((chat for chat in self.chats.values() if chat.waiting), key=lambda chat: chat.arrival)
-
-    def _need(self, chat: Chat) -> Need:
-        """What a chat's next chunk or step takes."""
-        left = chat.left_to_read
-        need = self._admission.need(chat, min(left, self._chunk_of(chat)) if left > 0 else 1)
-        floor = chat.answer.floor if chat.answer is not None else None
-        return (
-            need
-            if floor is None
-            else Need(max(need.n_k, floor.n_k), max(need.n_v, floor.n_v), max(need.n_bytes, floor.n_bytes))
-        )
-
-    def _serve_waiting(self) -> None:
-        """Let those who wait go on that now can, in order of arrival."""
-        promised = Need()
-        for i, chat in enumerate(self._waiting):
-            assert chat.answer is not None
-            if i == 0 and not self._is_behind(chat):
-                chat.answer.floor = None  # it can take what comes back bit by bit, since nobody has asked before it
-            need = self._need(chat)
-            if not self._admission.make_room(promised + need):
-                return
-            if chat.left_to_read > 0 and self._owed > 0 and self._decodes:
-                return
-            self._resume(chat)
-            if chat.left_to_read > 0:
-                return
-            promised += need
-
-    def _is_behind(self, chat: Chat) -> bool:
-        """Whether somebody who asked earlier is going on, for whom this one may have made way."""
-        return any(
-            other.arrival < chat.arrival
-            for other in self.chats.values()
-            if other.answer is not None and not other.waiting
-        )
-
-    def _resume(self, chat: Chat) -> None:
-        assert chat.answer is not None
-        chat.waiting, chat.answer.floor = False, None
-        if chat.left_to_read > 0:
-            self._reading.remove(chat)
-            self._reading.appendleft(chat)
-        self._emit(m.ChatResumed(chat.chat_id))
-
-    def _wait(self, chat: Chat, need: Need, promised: Need | None = None) -> None:
-        """Let a chat wait, and say so. What is promised to others in the same step is not free for it."""
-        chat.waiting = True
-        free = self._admission.free_bytes()
-        left = 0 if free is None else max(0, free - (promised.n_bytes if promised is not None else 0))
-        self._emit(m.ChatWaiting(chat.chat_id, need.n_bytes, left, self._admission.words(need, left)))
-
     def _resolve(self) -> bool:
         """Nothing can go on, and somebody waits: make way for the first. Returns whether that changed anything."""
-        waiting = self._waiting
+        waiting = self._turns.waiting
         if not waiting:
             return False
         first, others = waiting[0], waiting[1:]
-        need = self._need(first)
+        need = self._turns.need(first)
         whole = self._admission.held(first) + need
         if not self._admission.could_ever_fit(whole):
             self._release(first)  # or it would stand in the way of all the others
             self._fail(first, self._admission.refusal(whole))
             return True
         for chat in others:
-            if self._admission.fits(self._need(chat)):
-                self._resume(chat)  # it takes nothing that would be enough for the first
+            if self._admission.fits(self._turns.need(chat)):
+                self._turns.resume(chat)  # it takes nothing that would be enough for the first
                 return True
         for chat in reversed(others):
             if chat.held:
                 assert chat.answer is not None
                 chat.answer.floor = self._admission.held(chat)
                 self._read_again(chat)
-                self._wait(chat, self._need(chat))
+                self._turns.wait(chat, self._turns.need(chat))
                 return True
         return False  # what is missing is held by chats that don't answer, and theirs to give
 
@@ -264,60 +203,15 @@ class Scheduler:
         self._orders.release(chat)
         self._emit(m.CacheDropped(chat.chat_id))
 
-    # ------------------------------------------------------------------ who reads
-    def _place(self, chat: Chat) -> None:
-        """Have a chat in the queue of those who read while it has something to read."""
-        if chat.answer is None:
-            chat.waiting = False
-        reads, is_there = chat.left_to_read > 0, chat in self._reading
-        if reads and not is_there:
-            self._reading.append(chat)
-        elif is_there and not reads:
-            self._reading.remove(chat)
-
-    def _chunk_of(self, chat: Chat) -> int:
-        # Up to the next whole chunk from the conversation's beginning, wherever it was taken up.
-        return self._chunk - len(chat.held) % self._chunk
-
-    def _next_chunk(self) -> Chunk | None:
-        """What the next chat reads that can."""
-        if self._owed > 0 and self._decodes:
-            return None
-        for _ in range(len(self._reading)):
-            chat = self._reading[0]
-            need = self._need(chat)
-            if not chat.waiting and self._admission.make_room(need):
-                self._reading.popleft()
-                assert chat.answer is not None
-                held, n = len(chat.held), min(chat.left_to_read, self._chunk_of(chat))
-                return Chunk(chat.chat_id, tuple(chat.answer.tokens[held : held + n]))
-            if not chat.waiting:
-                self._wait(chat, need)
-            self._reading.rotate(-1)
-        return None
-
     # ------------------------------------------------------------------ who decodes
-    @property
-    def _decodes(self) -> bool:
-        return any(chat.can_decode and not chat.waiting for chat in self.chats.values())
-
     def _next_rows(self) -> tuple[Row, ...] | None:
         """One step of all chats that have a token to go on from and memory for it; None where there is nothing to do.
 
         Nobody may be left, and the tokens of the step before still be there to be read.
         """
-        ready: list[Chat] = []
-        needed = Need()
-        decoding = (chat for chat in self.chats.values() if chat.can_decode and not chat.waiting)
-        for chat in sorted(decoding, key=lambda chat: chat.arrival):
-            need = self._need(chat)
-            if self._admission.make_room(needed + need):
-                ready.append(chat)
-                needed += need
-            else:
-                self._wait(chat, need, promised=needed)
+        ready = self._turns.next_decoding()
         if not ready and not self._flying:
-            self._owed = 0.0
+            self._turns.owe_nothing()
             return None
         rows = []
         for chat in ready:
@@ -341,7 +235,7 @@ class Scheduler:
             chat = self.chats.get(rewind.chat_id)
             if chat is not None and rewind.chat_id in kept:
                 self._answers.ready(chat, kept[rewind.chat_id])
-                self._place(chat)
+                self._turns.place(chat)
         for fork in step.forks:
             self._forked(fork, kept.get(fork.child, 0))
         for timed in done.timed:
@@ -370,20 +264,17 @@ class Scheduler:
         if chat is None or chat.answer is None:
             return
         chat.held += chunk.tokens
-        self._place(chat)
+        self._turns.place(chat)
         reused = chat.answer.reused or 0
         self._emit(m.PromptProgress(chat.chat_id, len(chat.held), len(chat.answer.tokens), reused))
-        if self._decodes:
-            # Those who decode get more time than the chunk took before there is another one, so that they keep half of
-            # their speed, however slowly prompts are read here.
-            self._owed += DECODE_SHARE * seconds
+        self._turns.has_read(seconds)
 
     def _take_rows(self, done: Done) -> None:
         failed = {failure.chat_id for failure in done.failed}
         before, submitted, self._submitted = self._flying, self._submitted, {}
         # The rows of this step rest on the tokens of the step before.
         self._flying = {} if done.lost else {i: answer for i, answer in submitted.items() if i not in failed}
-        self._owed = max(0.0, self._owed - done.seconds)
+        self._turns.has_decoded(done.seconds)
         for chat_id, token in done.tokens:
             chat = self._wanted(chat_id, before)
             if chat is not None:
@@ -425,7 +316,7 @@ class Scheduler:
             answer.alone_seconds += alone_seconds
             answer.alone_steps += 1
         self._answers.received(chat, token)
-        self._place(chat)
+        self._turns.place(chat)
 
     # ------------------------------------------------------------------ when something goes wrong
     def _undo(self, chat_id: int) -> None:
@@ -439,7 +330,7 @@ class Scheduler:
             chat.answer.expected = 0
             self._orders.open(chat)
             self._orders.sample(chat)
-            self._place(chat)
+            self._turns.place(chat)
 
     def _release(self, chat: Chat) -> None:
         assert self._answers is not None
@@ -448,9 +339,9 @@ class Scheduler:
     def _fail(self, chat: Chat, message: str) -> None:
         assert self._answers is not None
         self._answers.fail(chat, message)
-        self._place(chat)
+        self._turns.place(chat)
 
     def _fail_step(self, chat: Chat, what: str) -> None:
         assert self._answers is not None
         self._answers.fail_step(chat, what)
-        self._place(chat)
+        self._turns.place(chat)
