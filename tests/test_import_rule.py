@@ -77,6 +77,27 @@ def test_the_window_can_be_built_without_mlx() -> None:
     assert not loaded_after("import app.__main__, app.ui.main_window, app.ui.tour, app.engine.engine") & MLX
 
 
+# The half of the engine that has a model. Everything else in it decides, writes or hands on, in plain Python.
+WITH_MLX = {"alone", "decode", "ledger", "runner", "sampling", "sequence", "worker"}
+
+
+def test_the_engine_decides_without_mlx() -> None:
+    """Not even by way of others: what the scheduler needs can run where no model is."""
+    names = {path.stem for path in (ROOT / "app" / "engine").glob("*.py")} - {"__init__"}
+    assert names > {"scheduler", "turns", "admission", "answers", "step"} | WITH_MLX
+    assert not loaded_after(f"import {', '.join(f'app.engine.{name}' for name in sorted(names - WITH_MLX))}") & MLX
+    for name in sorted(WITH_MLX):
+        assert loaded_after(f"import app.engine.{name}") & MLX, f"{name} is on the wrong list"
+
+
+def test_no_two_modules_of_the_engine_import_each_other() -> None:
+    paths = {module: path for module, path in modules() if module.startswith("app.engine.")}
+    left = {module: imported(path) & paths.keys() for module, path in paths.items()}
+    while free := {module for module, needs in left.items() if not needs}:
+        left = {module: needs - free for module, needs in left.items() if module not in free}
+    assert not left
+
+
 def test_the_engine_needs_no_qt() -> None:
     assert not loaded_after("import app.engine.worker, app.store.store, app.models.loading") & QT
 
