@@ -213,6 +213,37 @@ def test_the_one_that_came_last_makes_way_and_is_read_again() -> None:
     room.all_is_in_order()
 
 
+def test_of_several_the_one_that_came_last_makes_way_first() -> None:
+    room = Room(62)
+    room.open(1, 2, 3)
+    for chat_id in (2, 3, 1):
+        room.send(chat_id, LONG, n=30)
+    room.until(AnswerText, 2)
+    assert [chat_id for step in room.runner.steps for chat_id in step.releases] == [1]
+    assert room.scheduler.chats[3].held
+    assert room.state(1) == "waiting"
+
+
+def test_who_made_way_does_not_come_back_for_every_block_that_comes_free() -> None:
+    room = Room(40)
+    room.open(1, 2, 3)
+    room.send(3, "Hi", n=10)
+    room.run()
+    for chat_id in (1, 2):
+        room.send(chat_id, LONG, n=30)
+    room.until(AnswerText, 1)
+    assert not room.scheduler.chats[2].held  # the premise: it has made way
+    room.close(3)  # as much as a chunk takes, and not as much as it had
+    for _ in range(10):
+        room.step()
+    assert room.state(2) == "waiting"
+    assert room.state(1) == "decode"
+    room.run()
+    room.close(1)
+    assert room.run()
+    assert room.text(2) == answer(LONG, n=30)
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_idle_caches_are_dropped_if_that_is_allowed_the_one_used_longest_ago_first(allowed: bool) -> None:
     room = Room(62)
@@ -340,6 +371,7 @@ def test_a_second_question_ends_the_answer_to_the_first() -> None:
     room.send(1, "One", n=5)  # the same beginning, so that it decodes at once
     room.run()
     assert room.text(1) == said + answer("One", n=5)
+    assert [event.reason for event in room.log if isinstance(event, AnswerEnded)] == ["stopped", "length"]
 
 
 def test_a_chat_that_is_closed_while_it_reads_or_decodes_leaves_nothing() -> None:
@@ -421,6 +453,9 @@ def test_turns_are_left_out_in_the_middle_of_an_answer_and_it_goes_on() -> None:
     assert n >= 50  # up to the limit it is the answer to all of it
     assert said[60:] != whole[60:]
     assert room.of(ContextNearlyFull)
+    (ended,) = room.of(AnswerEnded)
+    assert isinstance(ended, AnswerEnded)
+    assert ended.stats.prompt_tokens == len("<u>Go on<a>")  # what was said before is no part of it
     room.all_is_in_order()
 
 
