@@ -101,8 +101,8 @@ class Step:
     releases: tuple[int, ...] = ()
     opens: tuple[Open, ...] = ()
     rewinds: tuple[Rewind, ...] = ()
-    forks: tuple[Fork, ...] = ()
     samples: tuple[Sample, ...] = ()
+    forks: tuple[Fork, ...] = ()
     chunk: Chunk | None = None
     rows: tuple[Row, ...] | None = None
     settles: tuple[int, ...] = ()
