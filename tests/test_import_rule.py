@@ -138,6 +138,19 @@ def test_the_window_can_be_built_without_mlx() -> None:
     assert not loaded_after("import app.__main__, app.ui.shell.main_window, app.ui.shell.tour, app.engine.engine") & MLX
 
 
+# The half of the engine that has a model. Everything else in it decides, writes or hands on, in plain Python.
+WITH_MLX = {"alone", "decode", "ledger", "runner", "sampling", "sequence", "worker"}
+
+
+def test_the_engine_decides_without_mlx() -> None:
+    """Not even by way of others: what the scheduler needs can run where no model is."""
+    names = {path.stem for path in (ROOT / "app" / "engine").glob("*.py")} - {"__init__"}
+    assert names > {"scheduler", "turns", "admission", "answers", "step"} | WITH_MLX
+    assert not loaded_after(f"import {', '.join(f'app.engine.{name}' for name in sorted(names - WITH_MLX))}") & MLX
+    for name in sorted(WITH_MLX):
+        assert loaded_after(f"import app.engine.{name}") & MLX, f"{name} is on the wrong list"
+
+
 def test_the_engine_needs_no_qt() -> None:
     assert not loaded_after("import app.engine.worker, app.store.store, app.models.loading") & QT
 

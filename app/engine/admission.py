@@ -13,31 +13,14 @@ and the pool's limits are kept exactly. Where memory is short, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 
+from app.engine.books import Books, Need
 from app.engine.chat import Chat
 from app.engine.values import CacheChoice
-from app.models.loading import LoadedModel
-from veloxquant_mlx.cache.base import KVCacheFactory
-from veloxquant_mlx.cache.config import KVCacheConfig
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Blocks of each stream, and what they take together."""
-
-    n_k: int = 0
-    n_v: int = 0
-    n_bytes: int = 0
-
-    def __add__(self, other: Need) -> Need:
-        return Need(self.n_k + other.n_k, self.n_v + other.n_v, self.n_bytes + other.n_bytes)
-
-    @property
-    def n_blocks(self) -> int:
-        return self.n_k + self.n_v
+_NOTHING = Need()
 
 
 class Admission:
@@ -45,43 +28,46 @@ class Admission:
 
     Args:
         pool: Of all chats.
-        drop: Gives back the cache of a chat that is not answering.
+        chats: All of them, by id.
+        returning: Chats whose blocks come back with the next step: what they hold counts as free.
+        drop: Gives back the cache of a chat that is not answering, and notes that in `returning`.
 
     Attributes:
-        loaded: The model, once there is one.
+        books: Of the caches, where there is a model.
         drop_idle: Whether `drop` may be used.
     """
 
-    def __init__(self, pool: BlockPoolAllocator, drop: Callable[[Chat], None]) -> None:
-        self._pool, self._drop = pool, drop
-        self.loaded: LoadedModel | None = None
+    def __init__(
+        self,
+        pool: BlockPoolAllocator,
+        chats: Mapping[int, Chat],
+        returning: Collection[int],
+        drop: Callable[[Chat], None],
+    ) -> None:
+        self._pool, self._chats, self._returning, self._drop = pool, chats, returning, drop
+        self.books: Books | None = None
         self.drop_idle = False
-
-    @property
-    def _block_bytes(self) -> int:
-        """Of one block of keys or values as they come, on average."""
-        assert self.loaded is not None
-        return self.loaded.bytes_per_token * self._pool.config.block_size // (2 * self.loaded.n_layers)
 
     # ------------------------------------------------------------------ what is needed
     def need(self, chat: Chat, n_tokens: int) -> Need:
         """What n_tokens more take while they are exact, which is the most they ever take."""
-        layers = chat.layers()
-        if layers and layers[0].pooled is not None:
-            if n_tokens == 1 and layers[0].blocks_needed(1) == (0, 0):
-                return Need()  # the layers fill their blocks in step
-            each = [layer.blocks_needed(n_tokens) for layer in layers]
-            n_k, n_v = sum(k for k, _ in each), sum(v for _, v in each)
-        else:
-            n_k = n_v = self._n_layers * -(-n_tokens // self._pool.config.block_size)
-        constant = 0
-        if not layers or layers[0].inner is None or layers[0].inner.sealed("k") is None:
-            # A mean and perhaps a basis come with the first tokens that are coded, and stay.
-            constant = self._n_layers * KVCacheFactory.most_constant_bytes(self._config(chat.choice))
-        return Need(n_k, n_v, (n_k + n_v) * self._block_bytes + constant)
+        assert self.books is not None
+        if chat.held:
+            return self.books.need(chat.chat_id, n_tokens)
+        return self.books.need_anew(chat.choice, n_tokens)
+
+    def least(self, choice: CacheChoice, n_tokens: int) -> Need:
+        """What n_tokens take at least, if all of them were compressed."""
+        assert self.books is not None
+        return self.books.least(choice, n_tokens)
+
+    def held(self, chat: Chat) -> Need:
+        """What a chat has."""
+        assert self.books is not None
+        return self.books.held(chat.chat_id) if chat.held else _NOTHING
 
     def fits(self, need: Need) -> bool:
-        return not need.n_blocks or self._pool.can_allocate(need.n_k, need.n_v, need.n_bytes)
+        return self._fits(need, self._returning)
 
     def could_ever_fit(self, need: Need) -> bool:
         """Whether there is so much, if nobody held anything."""
@@ -91,70 +77,72 @@ class Admission:
         limit = config.max_blocks if config.grow_on_exhaustion else self._pool.stats.snapshot().n_blocks
         return limit is None or need.n_blocks <= limit
 
-    def least(self, choice: CacheChoice, n_tokens: int) -> Need:
-        """What n_tokens take at least, if all of them were compressed."""
-        assert self.loaded is not None
-        exact = self.loaded.bytes_per_token // self._n_layers
-        blocks = self._n_layers * -(-n_tokens // self._pool.config.block_size)
-        per_token = KVCacheFactory.least_bytes_per_token(self._config(choice), exact)
-        return Need(blocks, blocks, self._n_layers * n_tokens * per_token)
-
-    @property
-    def _n_layers(self) -> int:
-        assert self.loaded is not None
-        return self.loaded.n_layers
-
-    def _config(self, choice: CacheChoice) -> KVCacheConfig:
-        assert self.loaded is not None
-        return KVCacheConfig(
-            method=choice.method,
-            key_bits=choice.key_bits,
-            value_bits=choice.value_bits,
-            head_dim=self.loaded.head_dim,
-            n_kv_heads=self.loaded.n_kv_heads,
-        )
-
-    def held(self, chat: Chat) -> Need:
-        """What a chat has."""
-        each = [layer.blocks_held() for layer in chat.layers()]
-        n_bytes = sum(block.n_bytes for block in self._pool.blocks_for(chat.chat_id))
-        return Need(sum(k for k, _ in each), sum(v for _, v in each), n_bytes)
+    def free_bytes(self) -> int | None:
+        """What the budget leaves, at least 0; None without one."""
+        if self._pool.max_bytes is None:
+            return None
+        return max(0, self._pool.max_bytes - self._pool.bytes_in_use + self._back(self._returning).n_bytes)
 
     # ------------------------------------------------------------------ making room
-    def make_room(self, need: Need, chats: Iterable[Chat]) -> bool:
+    def make_room(self, need: Need) -> bool:
         """Whether `need` fits, if necessary and allowed after dropping caches of idle chats."""
         if self.fits(need):
             return True
-        if not self.drop_idle:
-            return False
-        idle = sorted((chat for chat in chats if chat.answer is None and chat.held), key=lambda chat: chat.used_at)
-        # No more than these come back, and less where they share; if that is too little, they needn't be read again.
-        back = sum((self.held(chat) for chat in idle), Need())
-        free = self._pool.free_bytes()
-        if free is not None and free + back.n_bytes < need.n_bytes:
+        idle = self._idle() if self.drop_idle else []
+        # Where all of them are too little, they needn't be read again.
+        if not idle or not self._fits(need, {*self._returning, *(chat.chat_id for chat in idle)}):
             return False
         for chat in idle:
             self._drop(chat)
             if self.fits(need):
-                return True
-        return False
+                break
+        return True
 
-    def keep_to_budget(self, chats: Iterable[Chat]) -> None:
+    def keep_to_budget(self) -> None:
         """After the budget was lowered: drop idle caches, if that is allowed, until what is in use fits again."""
-        if self.drop_idle and self._over():
-            for chat in sorted((c for c in chats if c.answer is None and c.held), key=lambda c: c.used_at):
-                self._drop(chat)
-                if not self._over():
-                    return
+        for chat in self._idle() if self.drop_idle else []:
+            limit = self._pool.max_bytes
+            if limit is None or self._pool.bytes_in_use - self._back(self._returning).n_bytes <= limit:
+                return
+            self._drop(chat)
 
-    def _over(self) -> bool:
-        return self._pool.max_bytes is not None and self._pool.bytes_in_use > self._pool.max_bytes
+    def _idle(self) -> list[Chat]:
+        """Chats that hold something and are not answering, the one used longest ago first."""
+        return sorted(
+            (chat for chat in self._chats.values() if chat.answer is None and chat.held), key=lambda chat: chat.used_at
+        )
 
-    def words(self, need: Need, free_bytes: int, chats: Iterable[Chat]) -> str:
+    def _fits(self, need: Need, returning: Collection[int]) -> bool:
+        """Whether `need` could be taken once these chats have given everything back."""
+        if not need.n_blocks:
+            return True
+        if not returning:
+            return self._pool.can_allocate(need.n_k, need.n_v, need.n_bytes)
+        back = self._back(returning)
+        limit = self._pool.max_bytes
+        if limit is not None and need.n_bytes and self._pool.bytes_in_use - back.n_bytes + need.n_bytes > limit:
+            return False
+        if not self._pool.config.separate_kv:
+            return self._pool.can_allocate(max(0, need.n_blocks - back.n_blocks), 0)
+        return self._pool.can_allocate(max(0, need.n_k - back.n_k), max(0, need.n_v - back.n_v))
+
+    def _back(self, chat_ids: Collection[int]) -> Need:
+        """What the pool gets back with the caches of these chats: what others share stays in use."""
+        if not chat_ids:
+            return _NOTHING
+        own = {block.block_id: block for chat_id in chat_ids for block in self._pool.blocks_for(chat_id)}
+        if any(self._pool.is_shared(block) for block in own.values()):
+            for chat_id in self._chats.keys() - set(chat_ids):
+                for block in self._pool.blocks_for(chat_id):
+                    own.pop(block.block_id, None)
+        n_v = sum(block.stream == "v" for block in own.values())
+        return Need(len(own) - n_v, n_v, sum(block.n_bytes for block in own.values()))
+
+    # ------------------------------------------------------------------ in words
+    def words(self, need: Need, free_bytes: int) -> str:
         """What is missing, and what would help, for the person in front of the window."""
-        idle = any(chat.answer is None and chat.held for chat in chats)
         helps = ["closing a chat"]
-        if idle:
+        if self._idle():
             helps.insert(0, "freeing the memory of chats you don't need now")
         if self._pool.max_bytes is not None and need.n_bytes > free_bytes:
             helps.insert(0, "a larger memory budget")
@@ -163,7 +151,7 @@ class Admission:
             )
         else:
             stats = self._pool.stats.snapshot()
-            free = stats.n_blocks - stats.blocks_in_use()
+            free = stats.n_blocks - stats.blocks_in_use() + self._back(self._returning).n_blocks
             short = f"{need.n_blocks:,} blocks, and {free:,} of {stats.n_blocks:,} are free"
         help_words = helps[0] if len(helps) == 1 else f"{', '.join(helps[:-1])} or {helps[-1]}"
         return (

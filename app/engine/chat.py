@@ -1,23 +1,13 @@
-"""One chat as the worker sees it: its caches, the tokens they hold, and the answer in progress."""
+"""One chat as the scheduler sees it: the tokens that its caches hold, and the answer in progress."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
-
-from app.engine.sampling import TokenSampler
-from app.engine.values import AnswerStats, CacheChoice, ChatMemory, ChatState, Message, Sampling
+from app.engine.books import Holding, Need
+from app.engine.values import AnswerStats, CacheChoice, ChatState, Message, Sampling
 from app.engine.writing import Writer
-from veloxquant_mlx.cache.config import KVCacheConfig
-from veloxquant_mlx.integrations.mlx_lm import LayerCache, build_caches, fork_caches, pooled_layers, rewind
-from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
-
-if TYPE_CHECKING:
-    from app.engine.admission import Need
 
 
 @dataclass(eq=False)
@@ -27,9 +17,11 @@ class Answer:
     Attributes:
         tokens: The conversation and the answer so far. The last one goes through the model next.
         n_prompt: How many of them were there before the answer.
-        reused: How many of those the caches held when it began.
+        sampling: With a seed.
         arrival: Answers that came earlier are served first where memory is short.
         limit: The most tokens there may be.
+        reused: How many of the prompt's tokens the caches held when it began; None until that is known.
+        said: Of the prompt, tokens that are this answer's own beginning.
         expected: Tokens of it that are being computed and not known yet: 1 in the middle of a decode step.
         n_generated: Tokens that were handed out.
         text: What was said, from before it was continued on.
@@ -42,15 +34,14 @@ class Answer:
     messages: tuple[Message, ...]
     tokens: list[int]
     n_prompt: int
-    reused: int
-    sampler: TokenSampler
+    sampling: Sampling
     writer: Writer
     arrival: int
     limit: int
-    max_tokens: int
     drop_oldest: bool = False
     time_alone: bool = False
-    said: int = 0  # of the prompt, tokens that are this answer's own beginning
+    reused: int | None = None
+    said: int = 0
     expected: int = 0
     n_generated: int = 0
     warned: bool = False
@@ -68,13 +59,6 @@ class Answer:
         """The tokens of the answer itself, from before it was continued on."""
         return self.tokens[self.n_prompt - self.said :]
 
-    def probe(self, n_steps: int) -> Answer:
-        """An answer that goes on from here by n_steps tokens, which nobody reads: to see how long they take."""
-        sampler = TokenSampler(Sampling())
-        sampler.begin(self.tokens)
-        limit, writer = len(self.tokens) + n_steps + 1, self.writer
-        return Answer((), list(self.tokens), len(self.tokens), 0, sampler, writer, 0, limit, max_tokens=n_steps)
-
     def hand_out(self, token: int) -> str:
         """Count a token that is part of the text; returns the text."""
         self.last_at = time.monotonic()
@@ -82,13 +66,28 @@ class Answer:
         self.n_generated += 1
         return self.writer.add(token)
 
+    def stats(self, holding: Holding) -> AnswerStats:
+        """What it cost so far."""
+        seconds = self.last_at - self.first_at
+        return AnswerStats(
+            prompt_tokens=self.n_prompt - self.n_inside,
+            reused_tokens=self.reused or 0,
+            tokens=self.n_generated,
+            tokens_per_s=(self.n_generated - 1) / seconds if seconds > 0 else 0.0,
+            own_tokens_per_s=self.alone_steps / self.alone_seconds if self.alone_seconds else 0.0,
+            blocks_held=holding.blocks,
+            memory_bytes=holding.memory_bytes,
+            uncompressed_bytes=holding.uncompressed_bytes,
+        )
+
 
 @dataclass(eq=False)
 class Chat:
-    """Caches are made with the first prompt, one per layer, and keep their tokens between turns.
+    """The runner makes its caches with the first prompt; they keep their tokens between turns.
 
     Attributes:
-        held: The tokens whose keys and values the caches hold.
+        has_caches: The runner has caches for it, or will have once it has done what was ordered.
+        held: The tokens whose keys and values they hold.
         used_at: When it last answered, time.monotonic(): the caches of chats used longest ago are dropped first.
         spoken: The last answer's text and tokens, for when it is continued.
         n_dropped: Messages that its last prompt left out.
@@ -96,7 +95,7 @@ class Chat:
 
     chat_id: int
     choice: CacheChoice
-    caches: list[Any] = field(default_factory=list)
+    has_caches: bool = False
     held: list[int] = field(default_factory=list)
     answer: Answer | None = None
     waiting: bool = False
@@ -104,59 +103,15 @@ class Chat:
     spoken: tuple[str, list[int]] = ("", [])
     n_dropped: int = 0
 
-    # ------------------------------------------------------------------ the caches
-    def prepare(self, model: Any, pool: BlockPoolAllocator, tokens: list[int]) -> int:
-        """Make the caches hold a beginning of `tokens`, at most all but the last one. Returns its length."""
-        if not self.caches:
-            config = KVCacheConfig(
-                method=self.choice.method, key_bits=self.choice.key_bits, value_bits=self.choice.value_bits
-            )
-            self.caches = build_caches(model, config, pool, self.chat_id)
-        kept = rewind(self.caches, _common(self.held, tokens))
-        if not kept and self.held:
-            self.release()
-            return self.prepare(model, pool, tokens)
-        del self.held[kept:]
-        return kept
+    def common(self, tokens: list[int]) -> int:
+        """How many tokens the caches and `tokens` both begin with, at most all but the last of `tokens`."""
+        common = 0
+        for mine, wanted in zip(self.held, tokens[:-1], strict=False):
+            if mine != wanted:
+                break
+            common += 1
+        return common
 
-    def fork(self, chat_id: int, tokens: list[int]) -> Chat:
-        """A chat with the same method that begins with what both `tokens` and this chat's caches begin with.
-
-        Raises:
-            BlockPoolExhaustedError: There is no room for what they can't share.
-            RuntimeError: MLX had no memory for it. In both cases nothing was taken.
-        """
-        twin = Chat(chat_id, self.choice)
-        common = _common(self.held, [*tokens, -1])
-        if self.caches and common:
-            twin.caches = fork_caches(self.caches, chat_id, common)
-        if twin.caches:
-            # Pieces that were cut for this are new arrays, in both; until they are computed, the old ones stay.
-            try:
-                mx.eval(self.arrays(), twin.arrays())
-            except RuntimeError:
-                twin.release()
-                raise
-            twin.held = self.held[: pooled_layers(twin.caches)[0].offset]
-        return twin
-
-    def release(self) -> None:
-        """Give every block and array back; the tokens are computed again when they are next needed."""
-        for cache in pooled_layers(self.caches):
-            cache.release()
-        self.caches, self.held = [], []
-
-    def arrays(self) -> list[mx.array]:
-        """Everything the caches hold, to be evaluated with the step that made it."""
-        found: list[mx.array] = []
-        for cache in self.caches:
-            found += cache.state if isinstance(cache, LayerCache) else _arrays_in(cache.state)
-        return found
-
-    def layers(self) -> list[LayerCache]:
-        return pooled_layers(self.caches)
-
-    # ------------------------------------------------------------------ what it does
     @property
     def left_to_read(self) -> int:
         """Tokens that must go through the model before the answer's next one can be sampled."""
@@ -170,7 +125,7 @@ class Chat:
             return False
         # What is being computed may be the last one for certain.
         n = answer.n_generated + answer.expected
-        return n < answer.max_tokens and len(answer.tokens) + answer.expected < answer.limit
+        return n < answer.sampling.max_tokens and len(answer.tokens) + answer.expected < answer.limit
 
     @property
     def state(self) -> ChatState:
@@ -180,70 +135,7 @@ class Chat:
             return "waiting"
         return "prefill" if self.left_to_read > 0 or not self.answer.first_at else "decode"
 
-    # ------------------------------------------------------------------ what it costs
     @property
-    def blocks_held(self) -> int:
-        return sum(c.pooled.n_blocks_held() for c in self.layers() if c.pooled is not None)
-
-    @property
-    def memory_bytes(self) -> int:
-        return sum(cache.nbytes for cache in self.caches if not cache.empty())
-
-    @property
-    def uncompressed_bytes(self) -> int:
-        return sum(
-            cache.uncompressed_bytes if isinstance(cache, LayerCache) else cache.nbytes
-            for cache in self.caches
-            if not cache.empty()
-        )
-
-    def pieces(self) -> Iterable[Any]:
-        """What its caches may hold together with others' caches."""
-        return (piece for layer in self.layers() if layer.inner is not None for piece in layer.inner.pieces)
-
-    def memory(self, queued: bool, shared_bytes: int) -> ChatMemory:
-        layers = self.layers() if shared_bytes else []
-        return ChatMemory(
-            chat_id=self.chat_id,
-            state="queued" if queued and not self.waiting else self.state,
-            tokens=len(self.held),
-            blocks_held=self.blocks_held,
-            memory_bytes=self.memory_bytes,
-            uncompressed_bytes=self.uncompressed_bytes,
-            shared_blocks=sum(layer.pooled.shared_blocks() for layer in layers if layer.pooled is not None),
-            shared_bytes=shared_bytes,
-        )
-
-    def stats(self) -> AnswerStats:
-        """What the answer in progress cost so far."""
-        answer = self.answer
-        assert answer is not None
-        seconds = answer.last_at - answer.first_at
-        return AnswerStats(
-            prompt_tokens=answer.n_prompt - answer.n_inside,
-            reused_tokens=answer.reused,
-            tokens=answer.n_generated,
-            tokens_per_s=(answer.n_generated - 1) / seconds if seconds > 0 else 0.0,
-            own_tokens_per_s=answer.alone_steps / answer.alone_seconds if answer.alone_seconds else 0.0,
-            blocks_held=self.blocks_held,
-            memory_bytes=self.memory_bytes,
-            uncompressed_bytes=self.uncompressed_bytes,
-        )
-
-
-def _common(held: list[int], tokens: list[int]) -> int:
-    """How many tokens both begin with, at most all but the last of `tokens`."""
-    common = 0
-    for mine, wanted in zip(held, tokens[:-1], strict=False):
-        if mine != wanted:
-            break
-        common += 1
-    return common
-
-
-def _arrays_in(state: Any) -> list[mx.array]:
-    if isinstance(state, mx.array):
-        return [state]
-    if isinstance(state, (list, tuple)):
-        return [array for part in state for array in _arrays_in(part)]
-    return []
+    def arrival(self) -> int:
+        """When its answer was asked for, counted; 0 without one."""
+        return 0 if self.answer is None else self.answer.arrival

@@ -6,145 +6,124 @@ waiting while Python reads token t, turns it into text and looks after everythin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 
-from app.engine.chat import Answer, Chat
+from app.engine.sequence import Sequence
+from app.engine.step import Row
 from veloxquant_mlx.integrations.mlx_lm import batch
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One chat's part of a step. Its answer may have ended by the time its token is known; nobody wants it then."""
+class Submitted:
+    """A decode step that the device computes."""
 
-    chat: Chat
-    answer: Answer
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.chat.answer is self.answer
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    rows: tuple[Row, ...]
-    tokens: mx.array  # (B,) int32, in the order of the rows
-    undisturbed: bool  # it followed another step of the same rows, with nothing between
+    chat_ids: tuple[int, ...]
+    tokens: mx.array  # (B,) int32, in the order of the chats
+    undisturbed: bool  # it followed another step of the same answers, with nothing between
 
 
 @dataclass(slots=True)
 class Taken:
-    """What `advance` found: tokens of the step before, and what went wrong in which chats.
+    """What `advance` found.
 
     Attributes:
-        tokens: A token for each chat that still wants it.
-        failed: Chats whose step failed, and how. Their caches can't be used any more.
-        undone: Chats whose caches went through the failed step, or through one that rests on it, while their answers
-            need nothing of it. Their caches can't be used any more either.
+        tokens: Of the step before, by chat.
+        failed: Why the step could not be submitted.
+        lost: Why the tokens of the step before could not be computed. The step is given up then, too.
+        alone_seconds: Since the tokens before those were there, where both are of one single answer and nothing came
+            between; 0 otherwise.
     """
 
-    tokens: list[tuple[Chat, int]] = field(default_factory=list)
-    failed: list[tuple[Chat, Exception]] = field(default_factory=list)
-    undone: list[Chat] = field(default_factory=list)
+    tokens: tuple[tuple[int, int], ...] = ()
+    failed: Exception | None = None
+    lost: Exception | None = None
+    alone_seconds: float = 0.0
 
 
 class Decoder:
-    """The steps of one model.
+    """The decode steps of one model.
 
     Args:
         model: An mlx-lm model.
+        sequences: The chats' caches, which have room for what is asked for.
         together: Whether all chats may share one forward pass (`can_batch`).
     """
 
-    def __init__(self, model: Any, *, together: bool) -> None:
-        self._model, self._together = model, together
-        self._step: Step | None = None
+    def __init__(self, model: Any, sequences: Mapping[int, Sequence], *, together: bool) -> None:
+        self._model, self._sequences, self._together = model, sequences, together
+        self._step: Submitted | None = None
         self._read_at = 0.0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step's tokens are still to be taken."""
-        return self._step is not None
 
     def disturb(self) -> None:
         """The model does something else between two steps, so the time between them says nothing."""
         self._read_at = 0.0
 
-    def advance(self, chats: Sequence[Chat]) -> Taken:
-        """Submit a step for `chats`, whose caches have room for it; then take the tokens of the step before."""
+    def advance(self, rows: Seq[Row]) -> Taken:
+        """Submit a step for `rows`; then take the tokens of the step before."""
         taken = Taken()
         previous, self._step = self._step, None
-        if chats:
-            rows = tuple(Row(chat, chat.answer) for chat in chats if chat.answer is not None)
+        if rows:
             try:
                 self._step = self._submit(rows, previous)
             except Exception as exc:  # noqa: BLE001  # whatever the model or MLX raises ends these chats' answers only
-                taken.failed += [(row.chat, exc) for row in rows]
+                taken.failed = exc
         if previous is not None:
             self._take(previous, taken)
         return taken
 
-    def _submit(self, rows: tuple[Row, ...], previous: Step | None) -> Step:
-        before = {id(row.answer): i for i, row in enumerate(previous.rows)} if previous is not None else {}
-        same = previous is not None and previous.rows == rows
+    def _submit(self, rows: Seq[Row], previous: Submitted | None) -> Submitted:
+        chat_ids = tuple(row.chat_id for row in rows)
+        same = previous is not None and previous.chat_ids == chat_ids and all(row.token is None for row in rows)
         if same:
             assert previous is not None
             newest = previous.tokens
         else:
             parts = []
             for row in rows:
-                at = before.get(id(row.answer)) if row.answer.expected else None
-                if at is None:
-                    parts.append(mx.array(row.answer.tokens[-1:], dtype=mx.int32))
+                if row.token is not None:
+                    parts.append(mx.array([row.token], dtype=mx.int32))
                 else:
                     assert previous is not None
+                    at = previous.chat_ids.index(row.chat_id)
                     parts.append(previous.tokens[at : at + 1])
             newest = mx.concatenate(parts)
-        for row in rows:
-            if not row.answer.expected:  # it is known, and in the caches from here on
-                row.chat.held.append(row.answer.tokens[-1])
-            row.answer.expected += 1
-        logits = self._forward(newest[:, None], [row.chat for row in rows])  # (B, vocabulary)
-        tokens = mx.concatenate([row.answer.sampler(logits[i : i + 1]) for i, row in enumerate(rows)])
+        sequences = [self._sequences[chat_id] for chat_id in chat_ids]
+        logits = self._forward(newest[:, None], sequences)  # (B, vocabulary)
+        chosen = []
+        for i, sequence in enumerate(sequences):
+            assert sequence.sampler is not None
+            chosen.append(sequence.sampler(logits[i : i + 1]))
+        tokens = mx.concatenate(chosen)
         # What the caches hold is computed with it as far as this step reads it, and with the next step otherwise.
         mx.async_eval(tokens)
-        return Step(rows, tokens, same)
+        return Submitted(chat_ids, tokens, same)
 
-    def _forward(self, tokens: mx.array, chats: Sequence[Chat]) -> mx.array:
-        if len(chats) == 1:
-            logits = self._model(tokens, cache=chats[0].caches)
-        elif self._together and not any(chat.caches[0].empty() for chat in chats):
-            logits = self._model(tokens, cache=batch([chat.caches for chat in chats]))
+    def _forward(self, tokens: mx.array, sequences: Seq[Sequence]) -> mx.array:
+        if len(sequences) == 1:
+            logits = self._model(tokens, cache=sequences[0].caches)
+        elif self._together and not any(sequence.caches[0].empty() for sequence in sequences):
+            logits = self._model(tokens, cache=batch([sequence.caches for sequence in sequences]))
         else:
-            logits = mx.concatenate([self._model(tokens[i : i + 1], cache=chat.caches) for i, chat in enumerate(chats)])
+            rows = [self._model(tokens[i : i + 1], cache=sequence.caches) for i, sequence in enumerate(sequences)]
+            logits = mx.concatenate(rows)
         last: mx.array = logits[:, -1].astype(mx.float32)
         return last
 
-    def _take(self, step: Step, taken: Taken) -> None:
-        following = {id(row.answer) for row in self._step.rows} if self._step is not None else set()
+    def _take(self, step: Submitted, taken: Taken) -> None:
         try:
             values: Any = step.tokens.tolist()
         except Exception as exc:  # noqa: BLE001  # MLX ran out of memory, say, while it computed
-            taken.failed += [(row.chat, exc) for row in step.rows if row.is_wanted]
-            failed = {id(row.chat) for row in step.rows if row.is_wanted}
-            rows = (*step.rows, *(self._step.rows if self._step is not None else ()))
-            taken.undone += [row.chat for row in rows if id(row.chat) not in failed]
-            self._step = None
+            taken.lost = exc
+            self._step = None  # what was submitted rests on it
             return
         now = perf_counter()
-        for row, token in zip(step.rows, values, strict=True):
-            if not row.is_wanted:
-                continue
-            row.answer.expected -= 1
-            row.answer.tokens.append(token)
-            if id(row.answer) in following:
-                row.chat.held.append(token)
-            if len(step.rows) == 1 and step.undisturbed and self._read_at:
-                row.answer.alone_seconds += now - self._read_at
-                row.answer.alone_steps += 1
-            taken.tokens.append((row.chat, token))
+        if len(step.chat_ids) == 1 and step.undisturbed and self._read_at:
+            taken.alone_seconds = now - self._read_at
+        taken.tokens = tuple(zip(step.chat_ids, values, strict=True))
         self._read_at = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
@@ -28,11 +29,17 @@ class TokenSampler:
         self._recent = mx.array([], dtype=mx.int32)
         self._position = 0
 
-    def begin(self, tokens: list[int]) -> None:
-        """What comes next is the token behind `tokens`, all of the conversation so far."""
-        self._position = len(tokens)
+    def begin(self, tokens: Sequence[int], position: int | None = None) -> None:
+        """What comes next is the token behind `tokens`.
+
+        Args:
+            tokens: The conversation so far; with `position`, only as much of its end as the repetition penalty looks
+                at, which may be nothing.
+            position: How many tokens the conversation has; None is as many as there are in `tokens`.
+        """
+        self._position = len(tokens) if position is None else position
         if self._processors:
-            self._recent = mx.array(tokens[-self._sampling.repetition_window :], dtype=mx.int32)
+            self._recent = mx.array(list(tokens[-self._sampling.repetition_window :]), dtype=mx.int32)
 
     def __call__(self, logits: mx.array) -> mx.array:
         """The next token, (1,) int32, from logits (1, vocabulary) float32. Nothing is computed yet."""

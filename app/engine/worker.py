@@ -1,10 +1,9 @@
-"""The worker thread's loop: take commands, read one chunk of a prompt, decode one token of every chat, report."""
+"""The worker thread's loop: take commands, let the scheduler plan and the runner do one step, report."""
 
 from __future__ import annotations
 
 import queue
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event as Flag
@@ -12,13 +11,13 @@ from threading import Event as Flag
 import mlx.core as mx
 
 from app.engine import messages as m
-from app.engine.admission import Admission
-from app.engine.answering import Answering
-from app.engine.chat import Chat
+from app.engine.answers import Model
+from app.engine.books import Holding
+from app.engine.runner import Runner, give_memory_back
+from app.engine.scheduler import Scheduler
 from app.models.default_model import can_fetch_default, ensure_default_model, find_default_model
 from app.models.errors import Cancelled, FetchError, ModelFileError
-from app.models.loading import LoadedModel, load_model
-from veloxquant_mlx.core.heap import give_back
+from app.models.loading import load_model
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.quantizers.shared import forget_shared
 
@@ -27,7 +26,6 @@ CACHE_LIMIT = 256 << 20  # bytes of freed buffers that MLX may keep for reuse
 # Prompt tokens between two looks at the commands. On CPU 64 take some 0.3 s, and larger chunks are hardly faster (the
 # default model on two x86 cores: 219 tokens/s by 64, 238 by 128, 233 by 256).
 CHUNK = {mx.DeviceType.cpu: 64, mx.DeviceType.gpu: 256}
-NO_MODEL = "No model is loaded yet. Wait until it is ready, then send the message again."
 
 
 class Worker:
@@ -42,10 +40,7 @@ class Worker:
     ) -> None:
         self._commands, self._emit, self._stopping = commands, emit, stopping
         self._pool = BlockPoolAllocator(pool)
-        self._loaded: LoadedModel | None = None
-        self._chats: dict[int, Chat] = {}
-        self._answering: Answering | None = None  # where a model is loaded
-        self._admission = Admission(self._pool, self._drop)
+        self._runner: Runner | None = None  # where a model is loaded
         self._stuck = False  # whoever answers waits for memory that only a command can free
         device = mx.default_device().type
         if device == mx.DeviceType.cpu:
@@ -53,7 +48,7 @@ class Worker:
             # answer) and loads the result from a folder in /tmp that anybody can write to. It is worth 1 to 3 % of a
             # decode step of the default model, where there is a g++ at all.
             mx.disable_compile()
-        self._chunk = CHUNK[device]
+        self._scheduler = Scheduler(self._pool, CHUNK[device], emit)
         mx.set_cache_limit(CACHE_LIMIT)
         self._reported_at = 0.0
         self._changed = True
@@ -63,20 +58,26 @@ class Worker:
         try:
             while not self._stopping.is_set():
                 self._take_commands()
-                if self._answering is not None and not self._stopping.is_set():
-                    self._stuck = not self._answering.advance()
-                    self._changed = True
+                if not self._stopping.is_set():
+                    self._advance()
+                    self._carry_out_orders()
                 self._report()
         finally:
             self._end()
 
+    def _advance(self) -> None:
+        """One step: what the scheduler decides, the runner does."""
+        step = self._scheduler.plan()
+        self._stuck, self._changed = step is None, True
+        if step is not None and self._runner is not None:
+            self._scheduler.take(step, self._runner.run(step))
+
     def _end(self) -> None:
         # Without this as the thread's last act on MLX, the process aborts at exit (terminate called without an
         # active exception), because the thread's streams outlive it.
-        for chat in self._chats.values():
-            chat.release()
-        self._chats.clear()
-        self._answering = self._loaded = self._admission.loaded = None
+        if self._runner is not None:
+            self._runner.close()
+        del self._runner, self._scheduler  # whatever holds the model
         forget_shared()
         mx.synchronize()
         mx.clear_streams()
@@ -85,7 +86,7 @@ class Worker:
     def _take_commands(self) -> None:
         """Carry out what is queued; wait for the next command when there is nothing else to do."""
         while not self._stopping.is_set():
-            busy = not self._stuck and any(chat.answer is not None for chat in self._chats.values())
+            busy = not self._stuck and self._scheduler.busy
             if not busy:
                 self._report(now=True)
             try:
@@ -103,66 +104,27 @@ class Worker:
             case m.FetchDefaultModel():
                 self._fetch()
             case m.OpenChat(chat_id, choice):
-                self._close(chat_id)
-                self._chats[chat_id] = Chat(chat_id, choice)
+                self._scheduler.open(chat_id, choice)
+                self._carry_out_orders()
                 self._emit(m.ChatOpened(chat_id))
             case m.ForkChat():
-                self._fork(command)
+                self._scheduler.fork(command)
             case m.Send():
-                self._send(command)
+                self._scheduler.send(command)
             case m.Stop(chat_id):
-                chat = self._chats.get(chat_id)
-                if chat is not None and self._answering is not None:
-                    self._answering.stop(chat)
+                self._scheduler.stop(chat_id)
             case m.CloseChat(chat_id):
-                self._close(chat_id)
-                self._give_memory_back()
+                self._scheduler.close(chat_id)
+                self._carry_out_orders()
                 self._emit(m.ChatClosed(chat_id))
-            case m.SetBudget(max_bytes, drop_idle):
-                self._pool.limit_bytes(max_bytes)
-                self._admission.drop_idle = drop_idle
-                self._admission.keep_to_budget(self._chats.values())
-                self._emit(m.BudgetSet(max_bytes, drop_idle))
+            case m.SetBudget():
+                self._scheduler.set_budget(command)
+        self._carry_out_orders()
 
-    def _send(self, command: m.Send) -> None:
-        chat = self._chats.get(command.chat_id)
-        if chat is None:
-            self._emit(m.ChatFailed(command.chat_id, "This chat is closed. Open a new one."))
-        elif self._answering is None:
-            self._emit(m.ChatFailed(command.chat_id, NO_MODEL))
-        else:
-            self._answering.stop(chat)
-            self._answering.send(chat, command)
-
-    def _fork(self, command: m.ForkChat) -> None:
-        self._close(command.new_chat_id)
-        parent = self._chats.get(command.chat_id)
-        if parent is None:
-            self._emit(m.ChatFailed(command.new_chat_id, "The chat to fork is closed. Open a new one."))
-            return
-        if self._answering is None:
-            twin = Chat(command.new_chat_id, parent.choice)
-        else:
-            twin = self._answering.fork(parent, command)
-        self._chats[twin.chat_id] = twin
-        self._emit(m.ChatForked(parent.chat_id, twin.chat_id, len(twin.held)))
-
-    def _close(self, chat_id: int) -> None:
-        chat = self._chats.pop(chat_id, None)
-        if chat is not None:
-            if self._answering is not None:
-                self._answering.forget(chat)
-            chat.release()
-
-    def _drop(self, chat: Chat) -> None:
-        chat.release()
-        self._give_memory_back()
-        self._emit(m.CacheDropped(chat.chat_id))
-
-    @staticmethod
-    def _give_memory_back() -> None:
-        mx.clear_cache()
-        give_back()
+    def _carry_out_orders(self) -> None:
+        """Do what was ordered for caches, and what follows from that, before anything else is looked at."""
+        while self._scheduler.has_orders:
+            self._advance()
 
     # ------------------------------------------------------------------ the model
     def _fetch(self) -> None:
@@ -180,20 +142,17 @@ class Worker:
         self._load(str(folder))
 
     def _load(self, name: str | None) -> None:
-        if self._answering is not None:
-            self._answering.fail_all("The model was changed while this chat was answering. Send the message again.")
-        for chat in self._chats.values():
-            chat.release()
-            chat.spoken = ("", [])  # another model has other tokens
-        self._answering = self._loaded = self._admission.loaded = None
-        self._give_memory_back()
+        self._scheduler.unload()
+        self._carry_out_orders()
+        self._runner = None
+        give_memory_back()
         try:
             folder = Path(name) if name is not None else find_default_model()
             if folder is None:
                 # In the packaged app, where nothing can be fetched, a missing one is an error of its own.
                 self._emit(m.ModelFailed("The default model is not on this computer yet.", can_fetch_default()))
                 return
-            self._loaded = load_model(folder, self._progress, self._stopping.is_set)
+            known = load_model(folder, self._progress, self._stopping.is_set)
         except Cancelled:
             return
         except ModelFileError as exc:
@@ -203,8 +162,8 @@ class Worker:
             where = name or "the default model's folder"
             self._emit(m.ModelFailed(f"The model in {where} can't be loaded ({type(exc).__name__}: {exc})."))
             return
-        known = self._loaded
-        self._answering = Answering(known, self._pool, self._chats, self._admission, self._emit, self._chunk)
+        self._runner = Runner(known, self._pool)
+        self._scheduler.load(Model(known.name, known.tokenizer, known.context_limit), self._runner.books)
         self._emit(
             m.ModelReady(
                 m.ModelInfo(
@@ -232,24 +191,14 @@ class Worker:
             return
         self._reported_at, self._changed = at, False
         stats = self._pool.stats.snapshot()
-        queued = self._answering.queued if self._answering is not None else set()
-        chats = self._chats.values()
-        # What forks hold together is the same object in each.
-        pieces = {chat.chat_id: {id(piece): piece.nbytes for piece in chat.pieces()} for chat in chats}
-        holders = Counter(piece for held in pieces.values() for piece in held)
-        shared = {
-            chat_id: sum(n_bytes for piece, n_bytes in held.items() if holders[piece] > 1)
-            for chat_id, held in pieces.items()
-        }
-        memories = tuple(chat.memory(chat.chat_id in queued, shared[chat.chat_id]) for chat in chats)
-        counted_twice = sum(
-            n_bytes * (holders[piece] - 1)
-            for piece, n_bytes in {k: v for p in pieces.values() for k, v in p.items()}.items()
-        )
+        holdings, cache_bytes = self._runner.books.holdings() if self._runner is not None else ({}, 0)
         self._emit(
             m.MemoryReport(
                 time=at,
-                chats=memories,
+                chats=tuple(
+                    _memory(chat_id, state, n_held, holdings.get(chat_id, Holding()))
+                    for chat_id, (state, n_held) in self._scheduler.states().items()
+                ),
                 pool=m.PoolReport(
                     block_size=self._pool.config.block_size,
                     n_blocks=stats.n_blocks,
@@ -262,7 +211,20 @@ class Worker:
                     bytes_in_use=stats.bytes_in_use,
                     max_bytes=self._pool.max_bytes,
                     shared_blocks=stats.n_shared,
-                    cache_bytes=sum(memory.memory_bytes for memory in memories) - counted_twice,
+                    cache_bytes=cache_bytes,
                 ),
             )
         )
+
+
+def _memory(chat_id: int, state: m.ChatState, n_held: int, holding: Holding) -> m.ChatMemory:
+    return m.ChatMemory(
+        chat_id=chat_id,
+        state=state,
+        tokens=n_held,
+        blocks_held=holding.blocks,
+        memory_bytes=holding.memory_bytes,
+        uncompressed_bytes=holding.uncompressed_bytes,
+        shared_blocks=holding.shared_blocks,
+        shared_bytes=holding.shared_bytes,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import mlx.core as mx
 import pytest
 
 from app.engine import decode
-from app.engine.chat import Chat
 from app.engine.messages import AnswerEnded, AnswerText, ChatFailed, CloseChat, EngineStopped
+from app.engine.sequence import Sequence
+from app.engine.step import Chunk, Failure, Row
 from tests.app.engine.driver import Driver, is_of
 
 OUT_OF_MEMORY = "[metal::malloc] Attempting to allocate 8589934592 bytes which is greater than the maximum allowed"
@@ -23,11 +25,11 @@ class Trouble:
     def __init__(self) -> None:
         self.when = ""
 
-    def forward(self, decoder: decode.Decoder, tokens: mx.array, chats: list[Chat]) -> mx.array:
+    def forward(self, decoder: decode.Decoder, tokens: mx.array, sequences: Seq[Sequence]) -> mx.array:
         if self.when == "built":
             self.when = ""
             raise RuntimeError(OUT_OF_MEMORY)
-        logits = real_forward(decoder, tokens, chats)
+        logits = real_forward(decoder, tokens, sequences)
         if self.when == "computed":
             # An index that is far outside only shows when MLX computes; what raises here is reading the result.
             self.when = "reading"
@@ -52,17 +54,17 @@ def trouble(monkeypatch: pytest.MonkeyPatch) -> Trouble:
 
     real_submit = decode.Decoder._submit
 
-    def submit(decoder: decode.Decoder, rows: tuple[decode.Row, ...], previous: decode.Step | None) -> decode.Step:
+    def submit(decoder: decode.Decoder, rows: Seq[Row], previous: decode.Submitted | None) -> decode.Submitted:
         step = real_submit(decoder, rows, previous)
-        if trouble.when == "joined" and previous is not None and len(rows) > len(previous.rows):
+        if trouble.when == "joined" and previous is not None and len(rows) > len(previous.chat_ids):
             trouble.when = ""
             object.__setattr__(previous, "tokens", Tokens(previous.tokens))
         if trouble.when == "reading":
             trouble.when = ""
-            step = decode.Step(step.rows, Tokens(step.tokens), step.undisturbed)  # type: ignore[arg-type]
+            step = decode.Submitted(step.chat_ids, Tokens(step.tokens), step.undisturbed)  # type: ignore[arg-type]
         return step
 
-    monkeypatch.setattr(decode.Decoder, "_forward", lambda self, tokens, chats: trouble.forward(self, tokens, chats))
+    monkeypatch.setattr(decode.Decoder, "_forward", lambda self, tokens, rows: trouble.forward(self, tokens, rows))
     monkeypatch.setattr(decode.Decoder, "_submit", submit)
     return trouble
 
@@ -109,27 +111,27 @@ def test_a_chat_that_only_joined_after_the_failing_step_goes_on(tiny: Driver, tr
 
 
 def test_a_prompt_that_fails_ends_that_chat_only(tiny: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.engine.answering import Answering
+    from app.engine.runner import Runner
 
     def broken(tokens: mx.array, cache: list[Any]) -> mx.array:
         cache[0].update_and_fetch(mx.zeros((1, 2, 64, 16)), mx.zeros((1, 2, 64, 16)))  # one layer has them, one doesn't
         raise RuntimeError(OUT_OF_MEMORY)
 
-    real = Answering._read_chunk
+    real = Runner._read
     tiny.open(1)
     tiny.send(1, "Hello", max_tokens=300)
     tiny.until(lambda e: isinstance(e, AnswerText))
 
-    def read_chunk(self: Answering, chat: Chat) -> None:
-        if chat.chat_id == 2 and len(chat.held) >= 64:
+    def read(self: Runner, chunk: Chunk, failed: dict[int, Failure]) -> None:
+        if chunk.chat_id == 2 and self._sequences[2].n_held >= 64:
             loaded = self._loaded
             self._loaded = replace(loaded, model=broken)
-            real(self, chat)
+            real(self, chunk, failed)
             self._loaded = loaded
         else:
-            real(self, chat)
+            real(self, chunk, failed)
 
-    monkeypatch.setattr(Answering, "_read_chunk", read_chunk)
+    monkeypatch.setattr(Runner, "_read", read)
     tiny.open(2)
     tiny.send(2, "word " * 200)
     ends = tiny.finish(1, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,7 +22,6 @@ from hypothesis.stateful import (
 )
 
 from app.engine import decode
-from app.engine.chat import Chat
 from app.engine.messages import (
     METHODS,
     ChatClosed,
@@ -33,6 +33,7 @@ from app.engine.messages import (
     SetBudget,
     Stop,
 )
+from app.engine.sequence import Sequence
 from tests.app.engine.driver import Driver, conversation
 from veloxquant_mlx.memory.block_pool import PoolConfig
 
@@ -54,13 +55,13 @@ def test_no_block_is_ever_lost_and_nobody_waits_for_ever(small: Driver, monkeypa
     failures: list[int] = []  # how many steps from now one fails; written here, read in the worker
     real_forward = decode.Decoder._forward
 
-    def forward(self: decode.Decoder, tokens: mx.array, chats: list[Chat]) -> mx.array:
+    def forward(self: decode.Decoder, tokens: mx.array, sequences: Seq[Sequence]) -> mx.array:
         if failures:
             failures[0] -= 1
             if failures[0] < 0:
                 failures.clear()
                 raise RuntimeError("[malloc] Unable to allocate 123456789 bytes.")
-        return real_forward(self, tokens, chats)
+        return real_forward(self, tokens, sequences)
 
     monkeypatch.setattr(decode.Decoder, "_forward", forward)
 

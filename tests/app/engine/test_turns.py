@@ -14,7 +14,6 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from app.engine.chat import Chat
-from app.engine.decode import Decoder, Taken
 from app.engine.messages import (
     AnswerEnded,
     AnswerText,
@@ -32,6 +31,8 @@ from app.engine.messages import (
     Stop,
     TurnsDropped,
 )
+from app.engine.runner import Runner
+from app.engine.step import Done, Step
 from tests.app.engine.driver import Driver, conversation
 
 QUESTION = "Tell me about the river Seine."
@@ -52,20 +53,21 @@ class Told:
         self.prompts: list[list[int]] = []
         self.tokens: list[int] = []
         self.most_held = 0
-        prepare, advance, ends = Chat.prepare, Decoder.advance, (2,)
+        common, run, ends = Chat.common, Runner.run, (2,)
 
-        def watch_prepare(chat: Chat, model: Any, pool: Any, tokens: list[int]) -> int:
+        def watch_prompt(chat: Chat, tokens: list[int]) -> int:
             self.prompts.append(list(tokens))
-            return prepare(chat, model, pool, tokens)
+            return common(chat, tokens)
 
-        def watch_advance(decoder: Decoder, chats: Sequence[Chat]) -> Taken:
-            taken = advance(decoder, chats)
-            self.tokens += [token for _, token in taken.tokens if token not in ends]
-            self.most_held = max([self.most_held, *(len(chat.held) for chat in chats)])
-            return taken
+        def watch_run(runner: Runner, step: Step) -> Done:
+            done = run(runner, step)
+            self.tokens += [token for _, token in done.tokens if token not in ends]
+            held = (runner._sequences[row.chat_id].n_held for row in step.rows or ())
+            self.most_held = max([self.most_held, *held])
+            return done
 
-        monkeypatch.setattr(Chat, "prepare", watch_prepare)
-        monkeypatch.setattr(Decoder, "advance", watch_advance)
+        monkeypatch.setattr(Chat, "common", watch_prompt)
+        monkeypatch.setattr(Runner, "run", watch_run)
 
 
 @pytest.fixture
@@ -377,7 +379,7 @@ def test_a_fork_that_runs_out_of_memory_does_not_take_the_engine_down(
     tiny.open(1, "turboquant_mse")
     answer = tiny.ask(1, LONG)
     with monkeypatch.context() as patch:
-        patch.setattr("app.engine.chat.mx.eval", fail)
+        patch.setattr("app.engine.sequence.mx.eval", fail)
         tiny.engine.submit(ForkChat(1, 2, conversation(LONG, answer)))
         event = tiny.until(lambda e: isinstance(e, (ChatForked, EngineStopped)))
     assert event == ChatForked(1, 2, 0)
