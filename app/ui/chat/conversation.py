@@ -385,9 +385,15 @@ class Conversation(QAbstractScrollArea):
             super().keyPressEvent(event)
 
     def focusNextPrevChild(self, forwards: bool) -> bool:
-        """What gets the keyboard is scrolled to, as in every scroll area."""
+        """What Tab gives the keyboard to is scrolled to, as in every scroll area."""
+        # Qt also asks for this when what has the keyboard is hidden or disabled. Nobody wants to be elsewhere then, and
+        # the messages may just be being replaced.
+        before = QApplication.focusWidget()
+        lost = before is not None and not (before.isVisible() and before.isEnabled())
         if not super().focusNextPrevChild(forwards):
             return False
+        if lost:
+            return True
         focused = QApplication.focusWidget()
         if focused is not None and self.viewport().isAncestorOf(focused):
             self.ensure_visible(focused)

@@ -505,3 +505,64 @@ def test_a_huge_message_is_sent_scrolled_and_copied(window: MainWindow, words: s
     answer = next(view for _, view in reversed(scroll.shown) if isinstance(view, AssistantMessage))
     answer.hover_buttons[0].click()
     assert QGuiApplication.clipboard().text() == words
+
+
+def tall_chat(window: MainWindow) -> Conversation:
+    """A chat with answers that are higher than three windows."""
+    said = "\n\n".join(["A paragraph of some words."] * 120)
+    shown_chat(window, 2)
+    chat_id = window.controller.new_chat()
+    window.controller.chats[chat_id].turns = [
+        Turn("user", f"Question {i}") if i % 2 == 0 else Turn("assistant", said) for i in range(40)
+    ]
+    window.show_chat(chat_id)
+    settle()
+    return window.chat_view.conversation
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["no chat", "a shorter one"])
+def test_another_chat_is_shown_while_a_button_of_a_message_has_the_keyboard(window: MainWindow, other: bool) -> None:
+    shown_chat(window, 2)
+    short = window.chat_view.chat_id if other else None
+    scroll = shown_chat(window, 100)
+    scroll.verticalScrollBar().setValue(300)
+    settle()
+    view = [view for _, view in scroll.shown if isinstance(view, UserMessage)][1]
+    view.edit_button.setFocus(Qt.FocusReason.TabFocusReason)
+    window.show_chat(short)
+    settle()
+    assert len(scroll.shown) == (2 if other else 0)
+    assert QApplication.focusWidget() is window.chat_view.input.edit
+
+
+@pytest.mark.parametrize("by_keyboard", [True, False])
+def test_a_question_stays_where_it_is_when_one_edits_it_and_gives_up(window: MainWindow, by_keyboard: bool) -> None:
+    scroll = tall_chat(window)
+    scroll.to_row(20)
+    settle()
+    view = scroll.view(20)
+    assert isinstance(view, UserMessage)
+    before = view.y()
+    if by_keyboard:
+        view.edit_button.setFocus(Qt.FocusReason.TabFocusReason)
+    view.edit_button.click()
+    settle()
+    assert view.y() == before
+    assert view.editor is not None
+    QTest.keyClick(view.editor.edit, Qt.Key.Key_Escape)
+    settle()
+    assert scroll.view(20) is view
+    assert view.y() == before
+
+
+def test_nothing_scrolls_when_the_button_that_has_the_keyboard_is_disabled(window: MainWindow) -> None:
+    scroll = tall_chat(window)
+    scroll.to_row(20)
+    settle()
+    view = scroll.view(20)
+    assert isinstance(view, UserMessage)
+    before = scroll.verticalScrollBar().value()
+    view.edit_button.setFocus(Qt.FocusReason.TabFocusReason)
+    view.edit_button.setEnabled(False)
+    settle()
+    assert scroll.verticalScrollBar().value() == before
