@@ -192,7 +192,7 @@ class Body(QWidget):
         """Whether everything between two heights is."""
         if not self._pieces or bottom < 0 or top > self._heights.total:
             return True
-        first, last = self._heights.at(max(top, 0)), self._heights.at(bottom)
+        first, last = self._heights.at(max(top, 0)), self._heights.at(max(bottom - 1, 0))  # as `lay_out` takes them
         return all(self._pieces[index].is_laid_out for index in range(first, last + 1))
 
     def ideal_width(self) -> int:

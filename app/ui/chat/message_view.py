@@ -128,6 +128,9 @@ class UserMessage(MessageView):
             self.body.show_text(turn.content)
             self._ideal = self.body.ideal_width()
 
+    def is_laid_out(self, top: int, bottom: int) -> bool:
+        return self.editor is not None or super().is_laid_out(top, bottom)
+
     def lay_out(self, width: int, top: int, bottom: int) -> int:
         if self.editor is not None:
             layout = self.editor.layout()

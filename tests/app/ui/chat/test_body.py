@@ -255,3 +255,14 @@ def test_of_a_huge_message_only_what_is_seen_is_laid_out(qtbot: QtBot, text: str
     body.selectAll()
     if not markdown:
         assert body.selected_text.removesuffix("\n") == text.removesuffix("\n")
+
+
+def test_a_paragraph_right_below_what_can_be_seen_need_not_be_laid_out(answer: Body) -> None:
+    text = "\n\n".join(["A paragraph."] * 20)
+    show(answer, text)
+    bottom = answer.y_of((5, 0))
+    theme().changed.emit()
+    answer.lay_out(600, 0, bottom)
+    assert answer.n_laid_out == 5
+    assert answer.is_laid_out(0, bottom)
+    assert not answer.is_laid_out(0, bottom + 1)

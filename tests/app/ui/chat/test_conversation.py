@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtCore import QPoint, QPointF, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QWheelEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
@@ -566,3 +566,33 @@ def test_nothing_scrolls_when_the_button_that_has_the_keyboard_is_disabled(windo
     view.edit_button.setEnabled(False)
     settle()
     assert scroll.verticalScrollBar().value() == before
+
+
+def rests(scroll: Conversation) -> bool:
+    """Whether nothing is left to be laid out, soon or around what can be seen."""
+    settle()
+    return not any(timer.isActive() for timer in scroll.findChildren(QTimer) if timer.isSingleShot())
+
+
+def test_the_window_rests_when_the_theme_changes_while_a_question_is_edited(window: MainWindow) -> None:
+    scroll = shown_chat(window, 20)
+    view = scroll.view(18)
+    assert isinstance(view, UserMessage)
+    view.edit_button.click()
+    assert rests(scroll)
+    window.set_theme("dark")
+    assert rests(scroll)
+
+
+def test_the_window_rests_when_an_edit_of_a_long_question_is_gone_on_with(window: MainWindow) -> None:
+    scroll = shown_chat(window, 2)
+    chat_id = window.controller.new_chat()
+    window.controller.chats[chat_id].turns = [Turn("user", "word " * 4_000), Turn("assistant", "Yes")]
+    window.show_chat(chat_id)
+    scroll.to_row(0)
+    view = scroll.view(0)
+    assert isinstance(view, UserMessage)
+    view.edit_button.click()
+    window.show_chat(None)
+    window.show_chat(chat_id)
+    assert rests(scroll)
