@@ -103,6 +103,7 @@ class Conversation(QAbstractScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.viewport().setAutoFillBackground(False)
         self.verticalScrollBar().setSingleStep(WHEEL)
+        self.verticalScrollBar().sliderReleased.connect(self._settle)
         self._soon = QTimer(self)
         self._soon.setSingleShot(True)
         self._soon.timeout.connect(self._settle)
@@ -284,6 +285,8 @@ class Conversation(QAbstractScrollArea):
         """Put every widget where it belongs, and let the scroll bar agree."""
         high, top = self.viewport().height(), self._top()
         left, width = self._column()
+        if top >= self._total() - high:  # the window grew, or what is below became shorter
+            self._at_end = True
         for index in [i for i, view in self._shown.items() if self._is_far(i, top, high) and not self._is_kept(view)]:
             self._take_away(index)
         for index, view in self._shown.items():

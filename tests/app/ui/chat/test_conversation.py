@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QWheelEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
 from app.engine.messages import ModelReady, TurnsDropped
 from app.ui.chat.conversation import Conversation
@@ -596,3 +596,39 @@ def test_the_window_rests_when_an_edit_of_a_long_question_is_gone_on_with(window
     window.show_chat(None)
     window.show_chat(chat_id)
     assert rests(scroll)
+
+
+def test_a_slider_that_is_let_go_is_where_the_next_step_goes_on_from(window: MainWindow) -> None:
+    scroll = shown_chat(window, 600)
+    bar = scroll.verticalScrollBar()
+    for _ in range(3):
+        bar.setSliderDown(True)
+        bar.setSliderPosition(bar.maximum() // 2)
+        settle()
+        before = read(scroll)
+        bar.setSliderDown(False)
+        assert read(scroll) == before
+        bar.setValue(bar.value() - 60)
+        moved = read(scroll)
+        common = before.keys() & moved.keys()
+        assert common
+        assert {moved[i] - before[i] for i in common} == {60}
+        scroll.to_end()
+
+
+def test_a_window_that_grows_to_the_end_of_the_chat_is_at_the_end(window: MainWindow) -> None:
+    scroll = shown_chat(window, 4)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    bar = scroll.verticalScrollBar()
+    bar.setValue(bar.maximum() - 100)
+    settle()
+    assert not scroll.is_at_end
+    window.resize(window.width(), window.height() + 300)
+    settle()
+    assert scroll.is_at_end
+    assert scroll.findChild(QPushButton, "latest").isHidden()
+    window.controller.send(chat_id, "More")
+    say(window.controller, text(chat_id, "A line.\n\n" * 60))
+    settle()
+    assert bar.value() == bar.maximum()
