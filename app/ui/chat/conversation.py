@@ -388,19 +388,32 @@ class Conversation(QAbstractScrollArea):
             super().keyPressEvent(event)
 
     def focusNextPrevChild(self, forwards: bool) -> bool:
-        """What Tab gives the keyboard to is scrolled to, as in every scroll area."""
+        """What Tab gives the keyboard to is scrolled to, as in every scroll area, and is there for that."""
         # Qt also asks for this when what has the keyboard is hidden or disabled. Nobody wants to be elsewhere then, and
         # the messages may just be being replaced.
         before = QApplication.focusWidget()
         lost = before is not None and not (before.isVisible() and before.isEnabled())
+        if before is not None and not lost:
+            self._bring_next(before, 1 if forwards else -1)
         if not super().focusNextPrevChild(forwards):
             return False
         if lost:
             return True
+        self._settle()
         focused = QApplication.focusWidget()
         if focused is not None and self.viewport().isAncestorOf(focused):
             self.ensure_visible(focused)
         return True
+
+    def _bring_next(self, focused: QWidget, step: int) -> None:
+        """Let the message next to the one with the keyboard be there, though that is higher than what is laid out."""
+        index = next((index for index, view in self._shown.items() if view.isAncestorOf(focused)), None)
+        if index is None or not 0 <= index + step < len(self._rows) or index + step in self._shown:
+            return
+        if not self._at_end:
+            self._anchor_at(self._top())
+        self._lay_out_row(index + step, 0, 0)
+        self.changed.emit()
 
     def ensure_visible(self, widget: QWidget) -> None:
         """Scroll as little as needed for a widget inside to be seen."""

@@ -632,3 +632,31 @@ def test_a_window_that_grows_to_the_end_of_the_chat_is_at_the_end(window: MainWi
     say(window.controller, text(chat_id, "A line.\n\n" * 60))
     settle()
     assert bar.value() == bar.maximum()
+
+
+@pytest.mark.parametrize("forwards", [False, True], ids=["up", "down"])
+def test_tab_goes_through_messages_that_are_higher_than_the_window(window: MainWindow, forwards: bool) -> None:
+    scroll = tall_chat(window)
+    first = scroll.view(39)
+    if forwards:
+        scroll.to_row(10)
+        settle()
+        first = scroll.view(10)
+    assert first is not None
+    first.focus_order[-1].setFocus(Qt.FocusReason.TabFocusReason)
+    met = [10 if forwards else 39]
+    for _ in range(60):
+        focused = QApplication.focusWidget()
+        assert focused is not None
+        QTest.keyClick(focused, Qt.Key.Key_Tab if forwards else Qt.Key.Key_Backtab)
+        settle()
+        focused = QApplication.focusWidget()
+        assert focused is not None
+        (index,) = [i for i, view in scroll.shown if view.isAncestorOf(focused)]
+        y = focused.mapTo(scroll.viewport(), QPoint(0, 0)).y()
+        assert 0 <= y <= scroll.viewport().height() - focused.height()
+        if index != met[-1]:
+            met.append(index)
+        if index in (20, 29):
+            break
+    assert met == (list(range(10, 21)) if forwards else list(range(39, 28, -1)))
