@@ -104,6 +104,7 @@ class Body(QWidget):
                 self._stream, self._fed = MarkdownStream(), 0
                 self._replace_from(0, [])
                 self._selection.clear()
+                self.setAccessibleName(self._says)
             self._text, self._ended = text, ended
             self._read()
         if ended:

@@ -348,12 +348,14 @@ class Conversation(QAbstractScrollArea):
         view = self._shown.pop(index)
         row = self._rows[index]
         row.view = None
-        view.hide()
-        view.reveal(False)
+        if self._dragging is view.body:
+            self._dragging = None
         spares = self._spares[row.role]
         if len(spares) < SPARES and not view.is_busy:
+            view.put_away()
             spares.append(view)
         else:
+            view.hide()
             view.setParent(None)
             view.deleteLater()
 

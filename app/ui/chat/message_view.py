@@ -77,6 +77,14 @@ class MessageView(QWidget):
             self.resized.emit()
         return super().event(event)
 
+    def put_away(self) -> None:
+        """Leave no trace of what was done here, since another message may be next."""
+        self.hide()
+        self.reveal(False)
+        self.body.deselect()
+        for one in self.findChildren(CopyButton):
+            one.rest()
+
     def reveal(self, revealed: bool) -> None:
         for one in self.hover_buttons:
             one.reveal(revealed)

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
 from app.engine.messages import ModelReady, TurnsDropped
 from app.ui.chat.conversation import Conversation
+from app.ui.chat.copy_button import CopyButton
 from app.ui.chat.message_view import AssistantMessage, MessageView, UserMessage
 from app.ui.session.state import Turn
 from app.ui.shell.main_window import MainWindow
@@ -660,3 +661,52 @@ def test_tab_goes_through_messages_that_are_higher_than_the_window(window: MainW
         if index in (20, 29):
             break
     assert met == (list(range(10, 21)) if forwards else list(range(39, 28, -1)))
+
+
+def test_the_tick_of_what_was_copied_is_not_left_on_other_messages(window: MainWindow) -> None:
+    scroll = shown_chat(window, 200)
+    for _, view in scroll.shown:
+        for one in view.findChildren(CopyButton):
+            one.click()
+            assert one.accessibleName() == "Copied"
+    bar = scroll.verticalScrollBar()
+    bar.setValue(bar.maximum() // 2)
+    settle()
+    buttons = [one for _, view in scroll.shown for one in view.findChildren(CopyButton)]
+    assert buttons
+    assert all(one.accessibleName().startswith("Copy ") for one in buttons)
+
+
+def test_a_click_with_shift_does_not_go_on_from_a_click_in_another_message(window: MainWindow) -> None:
+    scroll = shown_chat(window, 200)
+    last = scroll.view(198)
+    assert last is not None
+    QTest.mouseClick(last.body, Qt.MouseButton.LeftButton, pos=QPoint(5, 8))
+    window.chat_view.input.edit.setFocus()
+    bar = scroll.verticalScrollBar()
+    for part in range(10):
+        bar.setValue(bar.maximum() * part // 10)
+        settle()
+        if any(view is last for _, view in scroll.shown):
+            break
+    assert scroll.index_of(last) != 198
+    QTest.mouseClick(last.body, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.ShiftModifier, QPoint(60, 8))
+    assert not last.body.has_selection
+
+
+def test_an_answer_that_begins_is_not_read_out_as_the_message_its_widget_showed_before(window: MainWindow) -> None:
+    scroll = shown_chat(window, 200)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    bar = scroll.verticalScrollBar()
+    for part in range(5):
+        bar.setValue(bar.maximum() * part // 5)
+        settle()
+    scroll.to_end()
+    settle()
+    window.controller.send(chat_id, "More")
+    say(window.controller, text(chat_id, "Words"))
+    settle()
+    view = scroll.view(201)
+    assert view is not None
+    assert view.body.accessibleName() == "Answer"
