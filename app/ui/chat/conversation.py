@@ -211,7 +211,7 @@ class Conversation(QAbstractScrollArea):
         """Where the column begins, and its width."""
         # The scroll bar takes its room from the margin, so that the messages stay in line with the input below them.
         bar = self.verticalScrollBar()
-        whole = self.viewport().width() + (bar.width() if bar.isVisible() else 0)
+        whole = self.viewport().width() + (bar.width() if bar.isVisibleTo(self) else 0)
         width = max(min(COLUMN, whole - 2 * MARGIN), 40)
         return (whole - width) // 2, width
 

@@ -710,3 +710,20 @@ def test_an_answer_that_begins_is_not_read_out_as_the_message_its_widget_showed_
     view = scroll.view(201)
     assert view is not None
     assert view.body.accessibleName() == "Answer"
+
+
+def test_messages_keep_their_width_while_another_place_is_shown(window: MainWindow) -> None:
+    window.resize(700, 700)
+    scroll = shown_chat(window, 60)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    before = scroll.shown[-1][1].width()
+    window.show_compare()
+    window.controller.send(chat_id, "More")
+    say(window.controller, text(chat_id, "A line.\n\n" * 30), ended(chat_id))
+    settle()
+    assert {view.width() for _, view in scroll.shown} == {before}
+    window.show_chats()
+    settle()
+    assert {view.width() for _, view in scroll.shown} == {before}
+    check(scroll)
