@@ -727,3 +727,44 @@ def test_messages_keep_their_width_while_another_place_is_shown(window: MainWind
     settle()
     assert {view.width() for _, view in scroll.shown} == {before}
     check(scroll)
+
+
+def test_a_question_that_is_being_written_again_survives_a_click_on_its_chat_in_the_list(window: MainWindow) -> None:
+    scroll = shown_chat(window, 10)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    view = scroll.view(8)
+    assert isinstance(view, UserMessage)
+    view.edit_button.click()
+    assert view.editor is not None
+    QTest.keyClicks(view.editor.edit, " indeed")
+    written = view.editor.text
+    window.sidebar.chats.chosen.emit(chat_id)
+    settle()
+    again = scroll.view(8)
+    assert isinstance(again, UserMessage)
+    assert again.editor is not None
+    assert again.editor.text == written
+
+
+def test_of_a_chat_that_opens_nothing_is_laid_out_but_its_end(
+    window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown_chat(window, 300)
+    chat_id = window.chat_view.chat_id
+    scroll = shown_chat(window, 300)
+    scroll.verticalScrollBar().setValue(0)
+    settle()
+    laid_out: list[str] = []
+    lay_out = AssistantMessage.lay_out
+
+    def noted(view: AssistantMessage, width: int, top: int, bottom: int) -> int:
+        laid_out.append(view.body.text.split("\n")[0])
+        return lay_out(view, width, top, bottom)
+
+    monkeypatch.setattr(AssistantMessage, "lay_out", noted)
+    window.show_chat(chat_id)
+    settle()
+    check(scroll)
+    assert "Answer 299" in laid_out
+    assert "Answer 1" not in laid_out
