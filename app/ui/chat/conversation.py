@@ -307,7 +307,8 @@ class Conversation(QAbstractScrollArea):
     def _is_far(self, index: int, top: int, high: int) -> bool:
         """Whether a message is more than a screen and a half away."""
         y = self._heights.y(index)
-        return y > top + high + high * 3 // 2 or y + self._heights[index] < top - high * 3 // 2
+        away = max(high * 3 // 2, high + MARGIN)  # farther than what `_prepare` lays out, and the margins around it
+        return y > top + high + away or y + self._heights[index] < top - away
 
     def _is_kept(self, view: MessageView) -> bool:
         focused = QApplication.focusWidget()

@@ -768,3 +768,12 @@ def test_of_a_chat_that_opens_nothing_is_laid_out_but_its_end(
     check(scroll)
     assert "Answer 299" in laid_out
     assert "Answer 1" not in laid_out
+
+
+@pytest.mark.parametrize("high", [1, 10, 50])
+def test_the_window_rests_when_there_is_hardly_any_room_for_messages(window: MainWindow, high: int) -> None:
+    scroll = shown_chat(window, 40)
+    scroll.setFixedSize(300, high)
+    assert rests(scroll)
+    scroll.verticalScrollBar().setValue(1000)
+    assert rests(scroll)
