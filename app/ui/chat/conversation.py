@@ -330,7 +330,16 @@ class Conversation(QAbstractScrollArea):
                 self._lay_out_row(index, top - high, top + 2 * high)
                 self._place()
                 return
+        self._put_in_order()
         self.changed.emit()
+
+    def _put_in_order(self) -> None:
+        """A screen reader goes through widgets in the order of the children, which is not that in which they came."""
+        views = [view for _, view in self.shown]
+        shown = set(views)
+        if views != [child for child in self.viewport().children() if child in shown]:
+            for view in views:
+                view.raise_()
 
     def _bring(self, index: int) -> MessageView:
         """The widget of a message that had none."""

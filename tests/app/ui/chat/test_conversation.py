@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt, QTimer
-from PySide6.QtGui import QGuiApplication, QWheelEvent
+from PySide6.QtGui import QAccessible, QGuiApplication, QWheelEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
@@ -777,3 +777,16 @@ def test_the_window_rests_when_there_is_hardly_any_room_for_messages(window: Mai
     assert rests(scroll)
     scroll.verticalScrollBar().setValue(1000)
     assert rests(scroll)
+
+
+def test_a_screen_reader_meets_the_messages_from_top_to_bottom(window: MainWindow) -> None:
+    scroll = shown_chat(window, 200)
+    bar = scroll.verticalScrollBar()
+    for value in (bar.maximum() // 2, 0, 2000, 1500):
+        bar.setValue(value)
+        settle()
+        viewport = QAccessible.queryAccessibleInterface(scroll.viewport())
+        met = [viewport.child(index).object() for index in range(viewport.childCount())]
+        assert [one for one in met if isinstance(one, MessageView) and one.isVisible()] == [
+            view for _, view in scroll.shown
+        ]
