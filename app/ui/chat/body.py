@@ -181,7 +181,7 @@ class Body(QWidget):
                     self._heights.set(index, self._whole(index))
                 last = index
                 index += 1
-        self._let_go(first, last)
+        self._let_go(top, bottom)
         self._programs.place(first, last, lambda index: self._heights.y(index + 1), width)
         rest = len(self._text) - self._fed if self._markdown else 0
         height = self._heights.total + (guess_text(rest, 0, width, theme().base + 2) if rest else 0)
@@ -228,10 +228,15 @@ class Body(QWidget):
         """Where a piece's words begin."""
         return self._heights.y(index + 1) - self._pieces[index].height
 
-    def _let_go(self, first: int, last: int) -> None:
-        """Forget the documents of pieces that are far from these, if there are many."""
+    def _let_go(self, top: int, bottom: int) -> None:
+        """Forget the documents of pieces that are farther from what can be seen than that is high, if there are many.
+
+        By their heights, not their number, or on a high screen those around what can be seen would go and come again.
+        """
         if len(self._laid_out) > KEPT:
-            for index in [i for i in self._laid_out if not first - KEPT // 4 <= i <= last + KEPT // 4]:
+            first = self._heights.at(max(top - (bottom - top), 0)) - KEPT // 4
+            last = self._heights.at(max(bottom + (bottom - top), 0)) + KEPT // 4
+            for index in [i for i in self._laid_out if not first <= i <= last]:
                 self._pieces[index].forget()
                 self._laid_out.discard(index)
 

@@ -790,3 +790,27 @@ def test_a_screen_reader_meets_the_messages_from_top_to_bottom(window: MainWindo
         assert [one for one in met if isinstance(one, MessageView) and one.isVisible()] == [
             view for _, view in scroll.shown
         ]
+
+
+def test_on_a_high_screen_an_answer_that_grows_has_only_its_last_paragraph_laid_out_again(window: MainWindow) -> None:
+    window.resize(1200, 2400)
+    scroll = shown_chat(window, 2)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    window.controller.send(chat_id, "More")
+    say(window.controller, text(chat_id, "\n\n".join(["A line."] * 600)))
+    view = scroll.view(3)
+    assert view is not None
+    for _ in range(2000):
+        QApplication.processEvents()
+        if not view.body.is_reading:
+            break
+    assert rests(scroll)
+    before = [piece for piece in view.body.pieces if piece.is_laid_out]
+    documents = [piece.document for piece in before]
+    for _ in range(3):
+        say(window.controller, text(chat_id, " More."))
+        assert rests(scroll)
+    assert len(before) > 120
+    assert [piece.is_laid_out for piece in before[:-1]] == [True] * (len(before) - 1)
+    assert [piece.document for piece in before[:-1]] == documents[:-1]
