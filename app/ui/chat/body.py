@@ -174,11 +174,7 @@ class Body(QWidget):
             done = False
             first = index = self._heights.at(max(top, 0))
             while index < len(self._pieces) and (index == first or self._heights.y(index) < bottom):
-                piece = self._pieces[index]
-                if piece.lay_out(width):
-                    done = True
-                    self._laid_out.add(index)
-                    self._heights.set(index, self._whole(index))
+                done |= self._lay_out_piece(index, width)
                 last = index
                 index += 1
         self._let_go(top, bottom)
@@ -188,6 +184,17 @@ class Body(QWidget):
         if height != self.height():
             self.resize(width, height)
         return height
+
+    def _lay_out_piece(self, index: int, width: int) -> bool:
+        """Returns whether there was something to do."""
+        piece = self._pieces[index]
+        if not piece.lay_out(width):
+            return False
+        self._laid_out.add(index)
+        self._heights.set(index, self._whole(index))
+        # It may have been painted before, as nothing: after a change of colours it is as high as it was.
+        self.update(0, self._top(index), width, piece.height)
+        return True
 
     def is_laid_out(self, top: int, bottom: int) -> bool:
         """Whether everything between two heights is."""

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt, QTimer
-from PySide6.QtGui import QAccessible, QGuiApplication, QWheelEvent
+from PySide6.QtGui import QAccessible, QGuiApplication, QPaintEvent, QWheelEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
 from app.engine.messages import ModelReady, TurnsDropped
+from app.ui.chat.body import Body
 from app.ui.chat.conversation import Conversation
 from app.ui.chat.copy_button import CopyButton
 from app.ui.chat.message_view import AssistantMessage, MessageView, UserMessage
@@ -814,3 +815,24 @@ def test_on_a_high_screen_an_answer_that_grows_has_only_its_last_paragraph_laid_
     assert len(before) > 120
     assert [piece.is_laid_out for piece in before[:-1]] == [True] * (len(before) - 1)
     assert [piece.document for piece in before[:-1]] == documents[:-1]
+
+
+def test_the_messages_are_still_there_after_a_change_of_theme(
+    window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painted: dict[Body, bool] = {}
+    paint = Body.paintEvent
+
+    def noted(body: Body, event: QPaintEvent) -> None:
+        visible = body.visibleRegion().boundingRect()
+        painted[body] = body.is_laid_out(visible.top(), visible.bottom())
+        paint(body, event)
+
+    monkeypatch.setattr(Body, "paintEvent", noted)
+    scroll = shown_chat(window, 60)
+    for theme in ("dark", "light"):
+        painted.clear()
+        window.set_theme(theme)
+        settle()
+        assert painted
+        assert {painted[view.body] for index, view in scroll.shown if index in seen(scroll)} == {True}
