@@ -154,8 +154,8 @@ class Body(QWidget):
 
     def _redraw(self) -> None:
         """The colours have changed."""
-        for index in self._laid_out:
-            self._pieces[index].forget()
+        for piece in self._pieces:  # one may have a document without being laid out, for what is selected
+            piece.forget()
         self._laid_out.clear()
         self.resized.emit()
         self.update()
@@ -295,7 +295,8 @@ class Body(QWidget):
         if not self._pieces:
             return None
         index = self._heights.at(max(point.y(), 0))
-        self._pieces[index].lay_out(self.width())
+        if self._lay_out_piece(index, self.width()):  # the pointer may be far from what can be seen
+            self.resized.emit()
         return index, QPointF(point.x(), point.y() - self._top(index))
 
     def _place_at(self, point: QPoint) -> Place | None:

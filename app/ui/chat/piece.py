@@ -134,6 +134,7 @@ class Piece:
     def document(self) -> QTextDocument:
         if self._document is None:
             self._document = _made(self.segment, self._scrolls)
+            self.width = 0
         return self._document
 
     # ------------------------------------------------------------ painting

@@ -266,3 +266,30 @@ def test_a_paragraph_right_below_what_can_be_seen_need_not_be_laid_out(answer: B
     assert answer.n_laid_out == 5
     assert answer.is_laid_out(0, bottom)
     assert not answer.is_laid_out(0, bottom + 1)
+
+
+def test_a_selection_that_goes_far_beyond_what_is_seen_leaves_no_gap_there(answer: Body) -> None:
+    show(answer, "\n\n".join(["words of a paragraph " * 15] * 400))
+    far = answer.y_of((200, 0))
+    QTest.mousePress(answer, Qt.MouseButton.LeftButton, pos=QPoint(0, 5))
+    answer.select_to(QPoint(10, far + 5))
+    answer.lay_out(600, far - 400, far + 400)
+    heights = [answer.y_of((i + 1, 0)) - answer.y_of((i, 0)) - answer.pieces[i].height for i in range(198, 203)]
+    assert heights == [12] * 5
+
+
+def test_what_was_copied_of_a_paragraph_far_away_does_not_spoil_its_lines(answer: Body) -> None:
+    text = "\n\n".join(["words of a paragraph " * 15] * 400)
+    height = show(answer, text)
+    lines = answer.pieces[0].document.size().height()
+    QTest.mouseClick(answer, Qt.MouseButton.LeftButton, pos=QPoint(20, 5))
+    for top in range(0, height - 700, 700):
+        answer.lay_out(600, top, top + 700)
+    assert not answer.pieces[0].is_laid_out
+    QTest.mouseClick(
+        answer, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.ShiftModifier, QPoint(10, answer.height() - 5)
+    )
+    assert answer.selected_text.startswith("rds of a")
+    answer.lay_out(600, 0, 800)
+    assert answer.pieces[0].document.size().height() == lines
+    assert answer.pieces[0].document.textWidth() == 600
