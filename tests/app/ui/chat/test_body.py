@@ -293,3 +293,30 @@ def test_what_was_copied_of_a_paragraph_far_away_does_not_spoil_its_lines(answer
     answer.lay_out(600, 0, 800)
     assert answer.pieces[0].document.size().height() == lines
     assert answer.pieces[0].document.textWidth() == 600
+
+
+def shown_bars(body: Body) -> list[QScrollBar]:
+    return [bar for bar in body.findChildren(QScrollBar) if not bar.isHidden()]
+
+
+def test_code_that_was_scrolled_sideways_begins_at_its_left_again_where_it_has_room(answer: Body) -> None:
+    show(answer, f"```\n{'x ' * 60}\nshort\n```", width=300)
+    (bar,) = shown_bars(answer)
+    bar.setValue(80)
+    answer.lay_out(2_000, 0, 800)
+    assert not shown_bars(answer)
+    assert answer.pieces[0].shift == 0
+    answer.lay_out(300, 0, 800)
+    (bar,) = shown_bars(answer)
+    assert bar.value() == 0
+
+
+def test_wide_code_keeps_its_bar_where_the_wide_line_is_far_above(answer: Body) -> None:
+    show(answer, f"```\n{'x' * 200}\n" + "y\n" * 20_000 + "```", width=300)
+    top = 0
+    while top < answer.height():
+        answer.lay_out(300, top, top + 2_000)
+        top += 2_000
+    assert not answer.pieces[0].is_laid_out
+    (bar,) = shown_bars(answer)
+    assert bar.maximum() > 0
