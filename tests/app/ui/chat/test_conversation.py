@@ -629,7 +629,9 @@ def test_a_window_that_grows_to_the_end_of_the_chat_is_at_the_end(window: MainWi
     window.resize(window.width(), window.height() + 300)
     settle()
     assert scroll.is_at_end
-    assert scroll.findChild(QPushButton, "latest").isHidden()
+    latest = scroll.findChild(QPushButton, "latest")
+    assert latest is not None
+    assert latest.isHidden()
     window.controller.send(chat_id, "More")
     say(window.controller, text(chat_id, "A line.\n\n" * 60))
     settle()
