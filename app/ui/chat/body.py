@@ -104,6 +104,7 @@ class Body(QWidget):
                 self._stream, self._fed = MarkdownStream(), 0
                 self._replace_from(0, [])
                 self._selection.clear()
+                self.setAccessibleName(self._says)
             self._text, self._ended = text, ended
             self._read()
         if ended:
@@ -153,8 +154,8 @@ class Body(QWidget):
 
     def _redraw(self) -> None:
         """The colours have changed."""
-        for index in self._laid_out:
-            self._pieces[index].forget()
+        for piece in self._pieces:  # one may have a document without being laid out, for what is selected
+            piece.forget()
         self._laid_out.clear()
         self.resized.emit()
         self.update()
@@ -173,14 +174,10 @@ class Body(QWidget):
             done = False
             first = index = self._heights.at(max(top, 0))
             while index < len(self._pieces) and (index == first or self._heights.y(index) < bottom):
-                piece = self._pieces[index]
-                if piece.lay_out(width):
-                    done = True
-                    self._laid_out.add(index)
-                    self._heights.set(index, self._whole(index))
+                done |= self._lay_out_piece(index, width)
                 last = index
                 index += 1
-        self._let_go(first, last)
+        self._let_go(top, bottom)
         self._programs.place(first, last, lambda index: self._heights.y(index + 1), width)
         rest = len(self._text) - self._fed if self._markdown else 0
         height = self._heights.total + (guess_text(rest, 0, width, theme().base + 2) if rest else 0)
@@ -188,11 +185,22 @@ class Body(QWidget):
             self.resize(width, height)
         return height
 
+    def _lay_out_piece(self, index: int, width: int) -> bool:
+        """Returns whether there was something to do."""
+        piece = self._pieces[index]
+        if not piece.lay_out(width):
+            return False
+        self._laid_out.add(index)
+        self._heights.set(index, self._whole(index))
+        # It may have been painted before, as nothing: after a change of colours it is as high as it was.
+        self.update(0, self._top(index), width, piece.height)
+        return True
+
     def is_laid_out(self, top: int, bottom: int) -> bool:
         """Whether everything between two heights is."""
         if not self._pieces or bottom < 0 or top > self._heights.total:
             return True
-        first, last = self._heights.at(max(top, 0)), self._heights.at(bottom)
+        first, last = self._heights.at(max(top, 0)), self._heights.at(max(bottom - 1, 0))  # as `lay_out` takes them
         return all(self._pieces[index].is_laid_out for index in range(first, last + 1))
 
     def ideal_width(self) -> int:
@@ -227,10 +235,15 @@ class Body(QWidget):
         """Where a piece's words begin."""
         return self._heights.y(index + 1) - self._pieces[index].height
 
-    def _let_go(self, first: int, last: int) -> None:
-        """Forget the documents of pieces that are far from these, if there are many."""
+    def _let_go(self, top: int, bottom: int) -> None:
+        """Forget the documents of pieces that are farther from what can be seen than that is high, if there are many.
+
+        By their heights, not their number, or on a high screen those around what can be seen would go and come again.
+        """
         if len(self._laid_out) > KEPT:
-            for index in [i for i in self._laid_out if not first - KEPT // 4 <= i <= last + KEPT // 4]:
+            first = self._heights.at(max(top - (bottom - top), 0)) - KEPT // 4
+            last = self._heights.at(max(bottom + (bottom - top), 0)) + KEPT // 4
+            for index in [i for i in self._laid_out if not first <= i <= last]:
                 self._pieces[index].forget()
                 self._laid_out.discard(index)
 
@@ -282,7 +295,8 @@ class Body(QWidget):
         if not self._pieces:
             return None
         index = self._heights.at(max(point.y(), 0))
-        self._pieces[index].lay_out(self.width())
+        if self._lay_out_piece(index, self.width()):  # the pointer may be far from what can be seen
+            self.resized.emit()
         return index, QPointF(point.x(), point.y() - self._top(index))
 
     def _place_at(self, point: QPoint) -> Place | None:

@@ -75,17 +75,18 @@ class ChatView(QWidget):
 
     def show_chat(self, chat_id: int | None) -> None:
         """Switch to a chat; what was being written in the other one stays there."""
+        self._edits[self._chat_id] = {
+            index: view.editor.text
+            for index, view in self.conversation.shown
+            if isinstance(view, UserMessage) and view.editor is not None
+        }
         if chat_id != self._chat_id:
             self._drafts[self._chat_id] = self.input.text
-            self._edits[self._chat_id] = {
-                index: view.editor.text
-                for index, view in self.conversation.shown
-                if isinstance(view, UserMessage) and view.editor is not None
-            }
             self._chat_id = chat_id
             self.input.set_text(self._drafts.pop(chat_id, ""))
         self._turns = ()
         self.conversation.show_turns([], 0)
+        self.conversation.to_end()  # or the beginning of the chat would be laid out first
         self._draw_turns()
         self._resume_edits()
         self.conversation.to_end()

@@ -103,6 +103,7 @@ class Conversation(QAbstractScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.viewport().setAutoFillBackground(False)
         self.verticalScrollBar().setSingleStep(WHEEL)
+        self.verticalScrollBar().sliderReleased.connect(self._settle)
         self._soon = QTimer(self)
         self._soon.setSingleShot(True)
         self._soon.timeout.connect(self._settle)
@@ -210,7 +211,7 @@ class Conversation(QAbstractScrollArea):
         """Where the column begins, and its width."""
         # The scroll bar takes its room from the margin, so that the messages stay in line with the input below them.
         bar = self.verticalScrollBar()
-        whole = self.viewport().width() + (bar.width() if bar.isVisible() else 0)
+        whole = self.viewport().width() + (bar.width() if bar.isVisibleTo(self) else 0)
         width = max(min(COLUMN, whole - 2 * MARGIN), 40)
         return (whole - width) // 2, width
 
@@ -284,6 +285,8 @@ class Conversation(QAbstractScrollArea):
         """Put every widget where it belongs, and let the scroll bar agree."""
         high, top = self.viewport().height(), self._top()
         left, width = self._column()
+        if top >= self._total() - high:  # the window grew, or what is below became shorter
+            self._at_end = True
         for index in [i for i, view in self._shown.items() if self._is_far(i, top, high) and not self._is_kept(view)]:
             self._take_away(index)
         for index, view in self._shown.items():
@@ -304,7 +307,8 @@ class Conversation(QAbstractScrollArea):
     def _is_far(self, index: int, top: int, high: int) -> bool:
         """Whether a message is more than a screen and a half away."""
         y = self._heights.y(index)
-        return y > top + high + high * 3 // 2 or y + self._heights[index] < top - high * 3 // 2
+        away = max(high * 3 // 2, high + MARGIN)  # farther than what `_prepare` lays out, and the margins around it
+        return y > top + high + away or y + self._heights[index] < top - away
 
     def _is_kept(self, view: MessageView) -> bool:
         focused = QApplication.focusWidget()
@@ -326,7 +330,16 @@ class Conversation(QAbstractScrollArea):
                 self._lay_out_row(index, top - high, top + 2 * high)
                 self._place()
                 return
+        self._put_in_order()
         self.changed.emit()
+
+    def _put_in_order(self) -> None:
+        """A screen reader goes through widgets in the order of the children, which is not that in which they came."""
+        views = [view for _, view in self.shown]
+        shown = set(views)
+        if views != [child for child in self.viewport().children() if child in shown]:
+            for view in views:
+                view.raise_()
 
     def _bring(self, index: int) -> MessageView:
         """The widget of a message that had none."""
@@ -345,12 +358,14 @@ class Conversation(QAbstractScrollArea):
         view = self._shown.pop(index)
         row = self._rows[index]
         row.view = None
-        view.hide()
-        view.reveal(False)
+        if self._dragging is view.body:
+            self._dragging = None
         spares = self._spares[row.role]
         if len(spares) < SPARES and not view.is_busy:
+            view.put_away()
             spares.append(view)
         else:
+            view.hide()
             view.setParent(None)
             view.deleteLater()
 
@@ -385,13 +400,32 @@ class Conversation(QAbstractScrollArea):
             super().keyPressEvent(event)
 
     def focusNextPrevChild(self, forwards: bool) -> bool:
-        """What gets the keyboard is scrolled to, as in every scroll area."""
+        """What Tab gives the keyboard to is scrolled to, as in every scroll area, and is there for that."""
+        # Qt also asks for this when what has the keyboard is hidden or disabled. Nobody wants to be elsewhere then, and
+        # the messages may just be being replaced.
+        before = QApplication.focusWidget()
+        lost = before is not None and not (before.isVisible() and before.isEnabled())
+        if before is not None and not lost:
+            self._bring_next(before, 1 if forwards else -1)
         if not super().focusNextPrevChild(forwards):
             return False
+        if lost:
+            return True
+        self._settle()
         focused = QApplication.focusWidget()
         if focused is not None and self.viewport().isAncestorOf(focused):
             self.ensure_visible(focused)
         return True
+
+    def _bring_next(self, focused: QWidget, step: int) -> None:
+        """Let the message next to the one with the keyboard be there, though that is higher than what is laid out."""
+        index = next((index for index, view in self._shown.items() if view.isAncestorOf(focused)), None)
+        if index is None or not 0 <= index + step < len(self._rows) or index + step in self._shown:
+            return
+        if not self._at_end:
+            self._anchor_at(self._top())
+        self._lay_out_row(index + step, 0, 0)
+        self.changed.emit()
 
     def ensure_visible(self, widget: QWidget) -> None:
         """Scroll as little as needed for a widget inside to be seen."""

@@ -16,9 +16,18 @@ class CopyButton(IconButton):
     def __init__(self, says: str, copies: Callable[[], str] = str) -> None:
         super().__init__("copy", says, size=28, role="text3")
         self._says, self.copies = says, copies
+        self._moment = QTimer(self)
+        self._moment.setSingleShot(True)
+        self._moment.setInterval(1500)
+        self._moment.timeout.connect(self.rest)
         self.clicked.connect(self._copy)
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self.copies())
         self.set_icon("check", "Copied")
-        QTimer.singleShot(1500, self, lambda: self.set_icon("copy", self._says))
+        self._moment.start()
+
+    def rest(self) -> None:
+        """The moment is over, or what was copied is not here any more."""
+        self._moment.stop()
+        self.set_icon("copy", self._says)

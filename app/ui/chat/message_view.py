@@ -77,6 +77,14 @@ class MessageView(QWidget):
             self.resized.emit()
         return super().event(event)
 
+    def put_away(self) -> None:
+        """Leave no trace of what was done here, since another message may be next."""
+        self.hide()
+        self.reveal(False)
+        self.body.deselect()
+        for one in self.findChildren(CopyButton):
+            one.rest()
+
     def reveal(self, revealed: bool) -> None:
         for one in self.hover_buttons:
             one.reveal(revealed)
@@ -127,6 +135,9 @@ class UserMessage(MessageView):
         if turn.content != self.content or not self._ideal:
             self.body.show_text(turn.content)
             self._ideal = self.body.ideal_width()
+
+    def is_laid_out(self, top: int, bottom: int) -> bool:
+        return self.editor is not None or super().is_laid_out(top, bottom)
 
     def lay_out(self, width: int, top: int, bottom: int) -> int:
         if self.editor is not None:

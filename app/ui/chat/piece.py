@@ -50,13 +50,14 @@ class Piece:
         shift: Pixels by which wide code is scrolled to the left.
     """
 
-    __slots__ = ("_document", "height", "segment", "shift", "width")
+    __slots__ = ("_document", "_longest", "height", "segment", "shift", "width")
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.width = 0
         self.height = 0
         self.shift = 0
+        self._longest = 0  # pixels of its longest line, if that may be too long
         self._document: QTextDocument | None = None
 
     # ------------------------------------------------------------ its place
@@ -89,8 +90,10 @@ class Piece:
         document = self.document
         left, right = self.margins
         inner = width - left - right
-        document.setTextWidth(-1 if self._scrolls else inner)
+        scrolls = self._scrolls
+        document.setTextWidth(-1 if scrolls else inner)
         self.width = width
+        self._longest = ceil(document.idealWidth()) if scrolls else 0
         height = ceil(document.size().height())
         if isinstance(self.segment, CodeSegment):
             height += (CODE_HEAD if self.segment.starts else 0) + (CODE_FOOT if self.segment.ends else 0)
@@ -123,17 +126,16 @@ class Piece:
         """Whether its lines are as long as they are."""
         return isinstance(self.segment, CodeSegment) and not _has_longer_line(self.segment.code, WRAPS_BEYOND)
 
-    def overhang(self) -> int:
-        """Pixels by which its longest line is too long."""
-        if not self._scrolls or self._document is None:
-            return 0
+    def overhang(self, width: int) -> int:
+        """Pixels by which its longest line is too long, which is known once it has been laid out."""
         left, right = self.margins
-        return max(0, ceil(self._document.idealWidth()) - (self.width - left - right))
+        return max(0, self._longest - (width - left - right)) if self._longest else 0
 
     @property
     def document(self) -> QTextDocument:
         if self._document is None:
             self._document = _made(self.segment, self._scrolls)
+            self.width = 0
         return self._document
 
     # ------------------------------------------------------------ painting

@@ -85,11 +85,13 @@ class Programs:
 
     def _fit_bar(self, index: int, width: int) -> None:
         piece = self._pieces[index]
-        over = max(self._pieces[i].overhang() for i in self.of(index))
+        over = max(self._pieces[i].overhang(width) for i in self.of(index))
         bar = self._bars.get(index)
         if not over:
             if bar is not None:
                 bar.hide()
+            if piece.shift:  # or nothing could bring back the beginnings of the lines
+                self._shift(index, 0)
             return
         if bar is None:
             bar = self._spare_bars.pop() if self._spare_bars else self._made_bar()

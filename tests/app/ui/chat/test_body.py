@@ -272,3 +272,68 @@ def test_of_a_huge_message_only_what_is_seen_is_laid_out(
     body.selectAll()
     if not markdown:
         assert body.selected_text.removesuffix("\n") == text.removesuffix("\n")
+
+
+def test_a_paragraph_right_below_what_can_be_seen_need_not_be_laid_out(answer: Body) -> None:
+    text = "\n\n".join(["A paragraph."] * 20)
+    show(answer, text)
+    bottom = answer.y_of((5, 0))
+    theme().changed.emit()
+    answer.lay_out(600, 0, bottom)
+    assert answer.n_laid_out == 5
+    assert answer.is_laid_out(0, bottom)
+    assert not answer.is_laid_out(0, bottom + 1)
+
+
+def test_a_selection_that_goes_far_beyond_what_is_seen_leaves_no_gap_there(answer: Body) -> None:
+    show(answer, "\n\n".join(["words of a paragraph " * 15] * 400))
+    far = answer.y_of((200, 0))
+    QTest.mousePress(answer, Qt.MouseButton.LeftButton, pos=QPoint(0, 5))
+    answer.select_to(QPoint(10, far + 5))
+    answer.lay_out(600, far - 400, far + 400)
+    heights = [answer.y_of((i + 1, 0)) - answer.y_of((i, 0)) - answer.pieces[i].height for i in range(198, 203)]
+    assert heights == [12] * 5
+
+
+def test_what_was_copied_of_a_paragraph_far_away_does_not_spoil_its_lines(answer: Body) -> None:
+    text = "\n\n".join(["words of a paragraph " * 15] * 400)
+    height = show(answer, text)
+    lines = answer.pieces[0].document.size().height()
+    QTest.mouseClick(answer, Qt.MouseButton.LeftButton, pos=QPoint(20, 5))
+    for top in range(0, height - 700, 700):
+        answer.lay_out(600, top, top + 700)
+    assert not answer.pieces[0].is_laid_out
+    QTest.mouseClick(
+        answer, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.ShiftModifier, QPoint(10, answer.height() - 5)
+    )
+    assert answer.selected_text.startswith("rds of a")
+    answer.lay_out(600, 0, 800)
+    assert answer.pieces[0].document.size().height() == lines
+    assert answer.pieces[0].document.textWidth() == 600
+
+
+def shown_bars(body: Body) -> list[QScrollBar]:
+    return [bar for bar in body.findChildren(QScrollBar) if not bar.isHidden()]
+
+
+def test_code_that_was_scrolled_sideways_begins_at_its_left_again_where_it_has_room(answer: Body) -> None:
+    show(answer, f"```\n{'x ' * 60}\nshort\n```", width=300)
+    (bar,) = shown_bars(answer)
+    bar.setValue(80)
+    answer.lay_out(2_000, 0, 800)
+    assert not shown_bars(answer)
+    assert answer.pieces[0].shift == 0
+    answer.lay_out(300, 0, 800)
+    (bar,) = shown_bars(answer)
+    assert bar.value() == 0
+
+
+def test_wide_code_keeps_its_bar_where_the_wide_line_is_far_above(answer: Body) -> None:
+    show(answer, f"```\n{'x' * 200}\n" + "y\n" * 20_000 + "```", width=300)
+    top = 0
+    while top < answer.height():
+        answer.lay_out(300, top, top + 2_000)
+        top += 2_000
+    assert not answer.pieces[0].is_laid_out
+    (bar,) = shown_bars(answer)
+    assert bar.maximum() > 0

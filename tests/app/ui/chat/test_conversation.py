@@ -6,13 +6,15 @@ import random
 from itertools import pairwise
 
 import pytest
-from PySide6.QtCore import QPoint, QPointF, Qt
-from PySide6.QtGui import QGuiApplication, QWheelEvent
+from PySide6.QtCore import QPoint, QPointF, Qt, QTimer
+from PySide6.QtGui import QAccessible, QGuiApplication, QPaintEvent, QWheelEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
 from app.engine.messages import ModelReady, TurnsDropped
+from app.ui.chat.body import Body
 from app.ui.chat.conversation import Conversation
+from app.ui.chat.copy_button import CopyButton
 from app.ui.chat.message_view import AssistantMessage, MessageView, UserMessage
 from app.ui.session.state import Turn
 from app.ui.shell.main_window import MainWindow
@@ -505,3 +507,334 @@ def test_a_huge_message_is_sent_scrolled_and_copied(window: MainWindow, words: s
     answer = next(view for _, view in reversed(scroll.shown) if isinstance(view, AssistantMessage))
     answer.hover_buttons[0].click()
     assert QGuiApplication.clipboard().text() == words
+
+
+def tall_chat(window: MainWindow) -> Conversation:
+    """A chat with answers that are higher than three windows."""
+    said = "\n\n".join(["A paragraph of some words."] * 120)
+    shown_chat(window, 2)
+    chat_id = window.controller.new_chat()
+    window.controller.chats[chat_id].turns = [
+        Turn("user", f"Question {i}") if i % 2 == 0 else Turn("assistant", said) for i in range(40)
+    ]
+    window.show_chat(chat_id)
+    settle()
+    return window.chat_view.conversation
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["no chat", "a shorter one"])
+def test_another_chat_is_shown_while_a_button_of_a_message_has_the_keyboard(window: MainWindow, other: bool) -> None:
+    shown_chat(window, 2)
+    short = window.chat_view.chat_id if other else None
+    scroll = shown_chat(window, 100)
+    scroll.verticalScrollBar().setValue(300)
+    settle()
+    view = [view for _, view in scroll.shown if isinstance(view, UserMessage)][1]
+    view.edit_button.setFocus(Qt.FocusReason.TabFocusReason)
+    window.show_chat(short)
+    settle()
+    assert len(scroll.shown) == (2 if other else 0)
+    assert QApplication.focusWidget() is window.chat_view.input.edit
+
+
+@pytest.mark.parametrize("by_keyboard", [True, False])
+def test_a_question_stays_where_it_is_when_one_edits_it_and_gives_up(window: MainWindow, by_keyboard: bool) -> None:
+    scroll = tall_chat(window)
+    scroll.to_row(20)
+    settle()
+    view = scroll.view(20)
+    assert isinstance(view, UserMessage)
+    before = view.y()
+    if by_keyboard:
+        view.edit_button.setFocus(Qt.FocusReason.TabFocusReason)
+    view.edit_button.click()
+    settle()
+    assert view.y() == before
+    assert view.editor is not None
+    QTest.keyClick(view.editor.edit, Qt.Key.Key_Escape)
+    settle()
+    assert scroll.view(20) is view
+    assert view.y() == before
+
+
+def test_nothing_scrolls_when_the_button_that_has_the_keyboard_is_disabled(window: MainWindow) -> None:
+    scroll = tall_chat(window)
+    scroll.to_row(20)
+    settle()
+    view = scroll.view(20)
+    assert isinstance(view, UserMessage)
+    before = scroll.verticalScrollBar().value()
+    view.edit_button.setFocus(Qt.FocusReason.TabFocusReason)
+    view.edit_button.setEnabled(False)
+    settle()
+    assert scroll.verticalScrollBar().value() == before
+
+
+def rests(scroll: Conversation) -> bool:
+    """Whether nothing is left to be laid out, soon or around what can be seen."""
+    settle()
+    return not any(timer.isActive() for timer in scroll.findChildren(QTimer) if timer.isSingleShot())
+
+
+def test_the_window_rests_when_the_theme_changes_while_a_question_is_edited(window: MainWindow) -> None:
+    scroll = shown_chat(window, 20)
+    view = scroll.view(18)
+    assert isinstance(view, UserMessage)
+    view.edit_button.click()
+    assert rests(scroll)
+    window.set_theme("dark")
+    assert rests(scroll)
+
+
+def test_the_window_rests_when_an_edit_of_a_long_question_is_gone_on_with(window: MainWindow) -> None:
+    scroll = shown_chat(window, 2)
+    chat_id = window.controller.new_chat()
+    window.controller.chats[chat_id].turns = [Turn("user", "word " * 4_000), Turn("assistant", "Yes")]
+    window.show_chat(chat_id)
+    scroll.to_row(0)
+    view = scroll.view(0)
+    assert isinstance(view, UserMessage)
+    view.edit_button.click()
+    window.show_chat(None)
+    window.show_chat(chat_id)
+    assert rests(scroll)
+
+
+def test_a_slider_that_is_let_go_is_where_the_next_step_goes_on_from(window: MainWindow) -> None:
+    scroll = shown_chat(window, 600)
+    bar = scroll.verticalScrollBar()
+    for _ in range(3):
+        bar.setSliderDown(True)
+        bar.setSliderPosition(bar.maximum() // 2)
+        settle()
+        before = read(scroll)
+        bar.setSliderDown(False)
+        assert read(scroll) == before
+        bar.setValue(bar.value() - 60)
+        moved = read(scroll)
+        common = before.keys() & moved.keys()
+        assert common
+        assert {moved[i] - before[i] for i in common} == {60}
+        scroll.to_end()
+
+
+def test_a_window_that_grows_to_the_end_of_the_chat_is_at_the_end(window: MainWindow) -> None:
+    scroll = shown_chat(window, 4)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    bar = scroll.verticalScrollBar()
+    bar.setValue(bar.maximum() - 100)
+    settle()
+    assert bar.value() < bar.maximum()
+    window.resize(window.width(), window.height() + 300)
+    settle()
+    assert scroll.is_at_end
+    latest = scroll.findChild(QPushButton, "latest")
+    assert latest is not None
+    assert latest.isHidden()
+    window.controller.send(chat_id, "More")
+    say(window.controller, text(chat_id, "A line.\n\n" * 60))
+    settle()
+    assert bar.value() == bar.maximum()
+
+
+@pytest.mark.parametrize("forwards", [False, True], ids=["up", "down"])
+def test_tab_goes_through_messages_that_are_higher_than_the_window(window: MainWindow, forwards: bool) -> None:
+    scroll = tall_chat(window)
+    first = scroll.view(39)
+    if forwards:
+        scroll.to_row(10)
+        settle()
+        first = scroll.view(10)
+    assert first is not None
+    first.focus_order[-1].setFocus(Qt.FocusReason.TabFocusReason)
+    met = [10 if forwards else 39]
+    for _ in range(60):
+        focused = QApplication.focusWidget()
+        assert focused is not None
+        QTest.keyClick(focused, Qt.Key.Key_Tab if forwards else Qt.Key.Key_Backtab)
+        settle()
+        focused = QApplication.focusWidget()
+        assert focused is not None
+        (index,) = [i for i, view in scroll.shown if view.isAncestorOf(focused)]
+        y = focused.mapTo(scroll.viewport(), QPoint(0, 0)).y()
+        assert 0 <= y <= scroll.viewport().height() - focused.height()
+        if index != met[-1]:
+            met.append(index)
+        if index in (20, 29):
+            break
+    assert met == (list(range(10, 21)) if forwards else list(range(39, 28, -1)))
+
+
+def test_the_tick_of_what_was_copied_is_not_left_on_other_messages(window: MainWindow) -> None:
+    scroll = shown_chat(window, 200)
+    for _, view in scroll.shown:
+        for one in view.findChildren(CopyButton):
+            one.click()
+            assert one.accessibleName() == "Copied"
+    bar = scroll.verticalScrollBar()
+    bar.setValue(bar.maximum() // 2)
+    settle()
+    buttons = [one for _, view in scroll.shown for one in view.findChildren(CopyButton)]
+    assert buttons
+    assert all(one.accessibleName().startswith("Copy ") for one in buttons)
+
+
+def test_a_click_with_shift_does_not_go_on_from_a_click_in_another_message(window: MainWindow) -> None:
+    scroll = shown_chat(window, 200)
+    last = scroll.view(198)
+    assert last is not None
+    QTest.mouseClick(last.body, Qt.MouseButton.LeftButton, pos=QPoint(5, 8))
+    window.chat_view.input.edit.setFocus()
+    bar = scroll.verticalScrollBar()
+    for part in range(10):
+        bar.setValue(bar.maximum() * part // 10)
+        settle()
+        if any(view is last for _, view in scroll.shown):
+            break
+    assert scroll.index_of(last) != 198
+    QTest.mouseClick(last.body, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.ShiftModifier, QPoint(60, 8))
+    assert not last.body.has_selection
+
+
+def test_an_answer_that_begins_is_not_read_out_as_the_message_its_widget_showed_before(window: MainWindow) -> None:
+    scroll = shown_chat(window, 200)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    bar = scroll.verticalScrollBar()
+    for part in range(5):
+        bar.setValue(bar.maximum() * part // 5)
+        settle()
+    scroll.to_end()
+    settle()
+    window.controller.send(chat_id, "More")
+    say(window.controller, text(chat_id, "Words"))
+    settle()
+    view = scroll.view(201)
+    assert view is not None
+    assert view.body.accessibleName() == "Answer"
+
+
+def test_messages_keep_their_width_while_another_place_is_shown(window: MainWindow) -> None:
+    window.resize(700, 700)
+    scroll = shown_chat(window, 60)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    before = scroll.shown[-1][1].width()
+    window.show_compare()
+    window.controller.send(chat_id, "More")
+    say(window.controller, text(chat_id, "A line.\n\n" * 30), ended(chat_id))
+    settle()
+    assert {view.width() for _, view in scroll.shown} == {before}
+    window.show_chats()
+    settle()
+    assert {view.width() for _, view in scroll.shown} == {before}
+    check(scroll)
+
+
+def test_a_question_that_is_being_written_again_survives_a_click_on_its_chat_in_the_list(window: MainWindow) -> None:
+    scroll = shown_chat(window, 10)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    view = scroll.view(8)
+    assert isinstance(view, UserMessage)
+    view.edit_button.click()
+    assert view.editor is not None
+    QTest.keyClicks(view.editor.edit, " indeed")
+    written = view.editor.text
+    window.sidebar.chats.chosen.emit(chat_id)
+    settle()
+    again = scroll.view(8)
+    assert isinstance(again, UserMessage)
+    assert again.editor is not None
+    assert again.editor.text == written
+
+
+def test_of_a_chat_that_opens_nothing_is_laid_out_but_its_end(
+    window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown_chat(window, 300)
+    chat_id = window.chat_view.chat_id
+    scroll = shown_chat(window, 300)
+    scroll.verticalScrollBar().setValue(0)
+    settle()
+    laid_out: list[str] = []
+    lay_out = AssistantMessage.lay_out
+
+    def noted(view: AssistantMessage, width: int, top: int, bottom: int) -> int:
+        laid_out.append(view.body.text.split("\n")[0])
+        return lay_out(view, width, top, bottom)
+
+    monkeypatch.setattr(AssistantMessage, "lay_out", noted)
+    window.show_chat(chat_id)
+    settle()
+    check(scroll)
+    assert "Answer 299" in laid_out
+    assert "Answer 1" not in laid_out
+
+
+@pytest.mark.parametrize("high", [1, 10, 50])
+def test_the_window_rests_when_there_is_hardly_any_room_for_messages(window: MainWindow, high: int) -> None:
+    scroll = shown_chat(window, 40)
+    scroll.setFixedSize(300, high)
+    assert rests(scroll)
+    scroll.verticalScrollBar().setValue(1000)
+    assert rests(scroll)
+
+
+def test_a_screen_reader_meets_the_messages_from_top_to_bottom(window: MainWindow) -> None:
+    scroll = shown_chat(window, 200)
+    bar = scroll.verticalScrollBar()
+    for value in (bar.maximum() // 2, 0, 2000, 1500):
+        bar.setValue(value)
+        settle()
+        viewport = QAccessible.queryAccessibleInterface(scroll.viewport())
+        met = [viewport.child(index).object() for index in range(viewport.childCount())]
+        assert [one for one in met if isinstance(one, MessageView) and one.isVisible()] == [
+            view for _, view in scroll.shown
+        ]
+
+
+def test_on_a_high_screen_an_answer_that_grows_has_only_its_last_paragraph_laid_out_again(window: MainWindow) -> None:
+    window.resize(1200, 2400)
+    scroll = shown_chat(window, 2)
+    chat_id = window.chat_view.chat_id
+    assert chat_id is not None
+    window.controller.send(chat_id, "More")
+    say(window.controller, text(chat_id, "\n\n".join(["A line."] * 600)))
+    view = scroll.view(3)
+    assert view is not None
+    for _ in range(2000):
+        QApplication.processEvents()
+        if not view.body.is_reading:
+            break
+    assert rests(scroll)
+    before = [piece for piece in view.body.pieces if piece.is_laid_out]
+    documents = [piece.document for piece in before]
+    for _ in range(3):
+        say(window.controller, text(chat_id, " More."))
+        assert rests(scroll)
+    assert len(before) > 120
+    assert [piece.is_laid_out for piece in before[:-1]] == [True] * (len(before) - 1)
+    assert [piece.document for piece in before[:-1]] == documents[:-1]
+
+
+def test_the_messages_are_still_there_after_a_change_of_theme(
+    window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painted: dict[Body, bool] = {}
+    paint = Body.paintEvent
+
+    def noted(body: Body, event: QPaintEvent) -> None:
+        visible = body.visibleRegion().boundingRect()
+        painted[body] = body.is_laid_out(visible.top(), visible.bottom())
+        paint(body, event)
+
+    monkeypatch.setattr(Body, "paintEvent", noted)
+    scroll = shown_chat(window, 60)
+    for theme in ("dark", "light"):
+        painted.clear()
+        window.set_theme(theme)
+        settle()
+        assert painted
+        assert {painted[view.body] for index, view in scroll.shown if index in seen(scroll)} == {True}
