@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 from PySide6.QtCore import QPoint, QPointF, QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
-    QFocusEvent,
     QGuiApplication,
     QKeyEvent,
     QKeySequence,
@@ -28,6 +28,7 @@ from app.ui.look.links import ask_to_open
 from app.ui.look.theme import theme
 
 KEPT = 120  # pieces that stay laid out, or more where more can be seen
+AT_ONCE_S = 0.02  # of reading, before the window is looked after
 NAMED = 20_000  # characters of the name a screen reader is given
 
 Part = tuple[int, int]  # a piece, and pixels below its beginning
@@ -50,6 +51,7 @@ class Body(QWidget):
         self._text = ""
         self._stream = MarkdownStream()
         self._fed = 0  # characters of the text that the stream has
+        self._again = 0  # characters that are shown already, and are being read again
         self._ended = False
         self._pieces: list[Piece] = []
         self._programs = Programs(self, self._pieces)
@@ -100,31 +102,51 @@ class Body(QWidget):
             self._text, self._ended = text, True
             self._replace_from(0, plain_segments(text))
         else:
-            if self._ended or not text.startswith(self._text):
-                self._stream, self._fed = MarkdownStream(), 0
-                self._replace_from(0, [])
-                self._selection.clear()
-                self.setAccessibleName(self._says)
+            if not text.startswith(self._text):
+                self._forget_text()
+            elif self._ended:
+                # It goes on, and so may its last block. What is there stays until the same is read again.
+                self._stream, self._fed, self._again = MarkdownStream(), 0, len(self._text)
             self._text, self._ended = text, ended
             self._read()
         if ended:
             self._name()
 
     def _read(self) -> None:
-        """Read a slice of what is not read yet, and go on with the rest when the window has been looked after."""
-        new = next(slices(self._text[self._fed : self._fed + SLICE]), "")
-        before = len(self._stream.segments)
-        first = self._stream.feed(new) if new else before
-        self._fed += len(new)
+        """Read what is not read yet; of a long text a part, and the rest when the window has been looked after."""
+        until = perf_counter() + AT_ONCE_S
+        first = len(self._stream.segments)
+        while self._fed < len(self._text) and perf_counter() < until:
+            new = next(slices(self._text[self._fed : self._fed + SLICE]))
+            first = min(first, self._stream.feed(new))
+            self._fed += len(new)
         if self._fed < len(self._text):
             self._more.start(0)
         elif self._ended:
             first = min(first, self._stream.finish())
+        if self._fed < self._again:
+            return
+        if self._again:
+            first, self._again = 0, 0
         self._replace_from(first, self._stream.segments[first:])
 
     def _read_more(self) -> None:
         self._read()
         self.resized.emit()
+
+    def put_away(self) -> None:
+        """Its widget is kept for another message."""
+        self.deselect()
+        if self.is_reading:
+            self._forget_text()
+
+    def _forget_text(self) -> None:
+        self._more.stop()
+        self._stream, self._fed, self._again = MarkdownStream(), 0, 0
+        self._text, self._ended = "", False
+        self._replace_from(0, [])
+        self._selection.clear()
+        self.setAccessibleName(self._says)
 
     def _name(self) -> None:
         words = self._text if len(self._text) <= NAMED else f"{self._text[:NAMED]}…"
@@ -135,7 +157,7 @@ class Body(QWidget):
         old: list[Piece] = self._pieces[first:]
         new: list[Piece] = []
         for index, segment in enumerate(segments):
-            if index < len(old) and old[index].segment is segment:
+            if index < len(old) and old[index].segment == segment:
                 new.append(old[index])
                 continue
             piece = Piece(segment)
@@ -179,7 +201,7 @@ class Body(QWidget):
                 index += 1
         self._let_go(top, bottom)
         self._programs.place(first, last, lambda index: self._heights.y(index + 1), width)
-        rest = len(self._text) - self._fed if self._markdown else 0
+        rest = len(self._text) - max(self._fed, self._again) if self._markdown else 0
         height = self._heights.total + (guess_text(rest, 0, width, theme().base + 2) if rest else 0)
         if height != self.height():
             self.resize(width, height)
@@ -362,10 +384,6 @@ class Body(QWidget):
             self.selectAll()
         else:
             super().keyPressEvent(event)
-
-    def focusOutEvent(self, event: QFocusEvent) -> None:
-        super().focusOutEvent(event)
-        self.update()
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
         menu = QMenu(self)

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QEvent, QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QCursor, QKeyEvent, QKeySequence, QResizeEvent
+from PySide6.QtGui import QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QFrame, QWidget
 
 from app.ui.chat.body import Body, Part
+from app.ui.chat.edge_scroll import EdgeScroll
 from app.ui.chat.heights import Heights
 from app.ui.chat.message_view import MessageView
+from app.ui.chat.rows import FOOT, Row, guess_rows
 from app.ui.look.icons import icon
 from app.ui.look.small import button
 from app.ui.look.theme import theme
@@ -23,47 +25,8 @@ from app.ui.session.state import Turn
 
 COLUMN = 720
 MARGIN = 24  # left, right, above the first and below the last message, and between two
-FOOT = 36  # what stands below an answer's words
 SPARES = 6  # widgets of either kind that are kept for the next message
 WHEEL = 20  # pixels of a step, of which the wheel takes three
-
-
-@dataclass(eq=False, slots=True)
-class Row:
-    """A message: what its height is estimated from, and its widget while there is one.
-
-    Attributes:
-        scale: How many times higher than estimated it turned out to be.
-    """
-
-    role: str
-    n_characters: int = 0
-    n_newlines: int = 0
-    scale: float = 1.0
-    view: MessageView | None = None
-
-    def measure(self, turn: Turn) -> None:
-        self.n_characters, self.n_newlines = len(turn.content), turn.content.count("\n")
-
-    def compare(self, height: int, width: int) -> None:
-        """It turned out to be so high at a width: the next guess is nearer."""
-        self.scale = 1.0
-        self.scale = max(0.2, min((height - FOOT) / max(guess_rows([self], width)[0] - FOOT, 1), 5.0))
-
-
-def guess_rows(rows: Sequence[Row], width: int) -> list[int]:
-    """About how high messages are. There may be thousands, and each step of a resize asks for all of them anew."""
-    text_px = theme().base + 2
-    line = text_px * 1.54
-    asked, said = (line / max(part * width / (text_px * 0.5), 8.0) for part in (0.65, 1.0))
-    return [
-        int(
-            (row.n_characters * (asked if row.role == "user" else said) + (0.6 * row.n_newlines + 0.7) * line)
-            * row.scale
-        )
-        + FOOT
-        for row in rows
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +73,7 @@ class Conversation(QAbstractScrollArea):
         self._ahead = QTimer(self)
         self._ahead.setSingleShot(True)
         self._ahead.timeout.connect(self._prepare)
-        self._dragging: Body | None = None
-        self._drag = QTimer(self)
-        self._drag.timeout.connect(self._scroll_with_drag)
+        self._edges = EdgeScroll(self)
         self._latest = button("Jump to latest")
         self._latest.setObjectName("latest")
         self._latest.setParent(self)
@@ -245,8 +206,6 @@ class Conversation(QAbstractScrollArea):
         return self._heights.total + MARGIN if self._rows else 0
 
     def _settle(self) -> None:
-        if not self.isVisible() and not self.viewport().width():
-            return
         _, width = self._column()
         if width != self._width:
             self._width = width
@@ -358,8 +317,7 @@ class Conversation(QAbstractScrollArea):
         view = self._shown.pop(index)
         row = self._rows[index]
         row.view = None
-        if self._dragging is view.body:
-            self._dragging = None
+        self._edges.let_go(view.body)
         spares = self._spares[row.role]
         if len(spares) < SPARES and not view.is_busy:
             view.put_away()
@@ -438,23 +396,7 @@ class Conversation(QAbstractScrollArea):
 
     def follow_drag(self, body: Body) -> None:
         """While one selects, and the pointer is above or below what can be seen, scroll there."""
-        self._dragging = body
-        if self._beyond() and not self._drag.isActive():
-            self._drag.start(30)
-
-    def _beyond(self) -> int:
-        """Pixels from the edge of what can be seen to the pointer."""
-        y = self.viewport().mapFromGlobal(QCursor.pos()).y()
-        return min(y, 0) or max(0, y - self.viewport().height())
-
-    def _scroll_with_drag(self) -> None:
-        beyond, body = self._beyond(), self._dragging
-        if not beyond or body is None or not QApplication.mouseButtons() & Qt.MouseButton.LeftButton:
-            self._drag.stop()
-            return
-        bar = self.verticalScrollBar()
-        bar.setValue(bar.value() + max(-60, min(beyond, 60)))
-        body.select_to(body.mapFromGlobal(QCursor.pos()))
+        self._edges.follow(body)
 
     def deselect_others(self, view: MessageView) -> None:
         """There is one selection at a time."""

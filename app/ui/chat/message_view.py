@@ -81,7 +81,7 @@ class MessageView(QWidget):
         """Leave no trace of what was done here, since another message may be next."""
         self.hide()
         self.reveal(False)
-        self.body.deselect()
+        self.body.put_away()
         for one in self.findChildren(CopyButton):
             one.rest()
 

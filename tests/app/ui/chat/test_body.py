@@ -228,6 +228,32 @@ def test_only_the_last_block_is_laid_out_again_while_an_answer_grows(answer: Bod
         before = now
 
 
+def test_an_answer_that_goes_on_after_its_end_is_not_blank_meanwhile(answer: Body) -> None:
+    text = "\n\n".join(f"Paragraph {i} with *some* words." for i in range(3_000)) + "\n\nIt was cut"
+    height = show(answer, text)
+    before = [piece.document for piece in answer.pieces if piece.is_laid_out]
+    answer.show_text(f"{text} off here, and more", ended=False)
+    turns = 0
+    while answer.is_reading:
+        turns += 1
+        assert answer.lay_out(600, 0, 800) >= height
+        assert len(answer.pieces) == 3_001
+        QApplication.processEvents()
+    assert turns > 1, "it is long enough for the window to be looked after in between"
+    assert answer.words.endswith("It was cut off here, and more")
+    assert [piece.document for piece in answer.pieces if piece.is_laid_out] == before
+
+
+def test_a_widget_that_is_put_away_reads_no_more(answer: Body) -> None:
+    answer.show_text("word " * 200_000, ended=True)
+    n = len(answer.pieces)
+    answer.put_away()
+    QTest.qWait(50)
+    assert len(answer.pieces) <= n
+    show(answer, "Other words")
+    assert answer.words == "Other words"
+
+
 def test_colours_follow_the_theme(answer: Body) -> None:
     show(answer, MIXED)
     light = answer.grab().toImage()
