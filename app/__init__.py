@@ -1,3 +1,3 @@
 """VeloxQuant Chat: a desktop chat client that shows what the KV cache costs."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
